@@ -1,0 +1,1 @@
+"""The `runtime` package of vcli."""

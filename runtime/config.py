@@ -1,0 +1,74 @@
+"""Frozen configuration of the engine, composed of parts; everything in it is already decided."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from vcli.topology.config import ParallelConfig
+from vcli.topology.model_spec import ModelSpec
+from vcli.topology.planner import TopologyPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The model and how it is held. `dtype` is resolved (`float32`, `bfloat16`, `float16`)."""
+
+    path: Path
+    served_name: str
+    spec: ModelSpec
+    dtype: str
+    max_model_len: int
+    seed: int = 0
+    load_format: str = "safetensors"
+    """`safetensors`, or `dummy` for random weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """The KV cache of one rank."""
+
+    block_size: int = 16
+    """Tokens per KV block."""
+    enable_prefix_caching: bool = True
+    kv_cache_memory_bytes: int | None = None
+    """Bytes for the KV cache of each rank; None: measured (GPU) or a quarter of what is free (CPU)."""
+    gpu_memory_utilization: float = 0.9
+    """Part of a GPU's memory that vcli may fill, weights and activations included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Limits of one step."""
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    enable_chunked_prefill: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadlineConfig:
+    """Longest waits, in seconds. None of them is infinite."""
+
+    start_s: float = 600.0
+    """From the first process to ready."""
+    execute_model_s: float = 300.0
+    """One step on all ranks."""
+    shutdown_s: float = 5.0
+    """From the request to stop until SIGKILL."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Everything that the engine core and its workers need; picklable."""
+
+    model: ModelConfig
+    cache: CacheConfig
+    scheduler: SchedulerConfig
+    parallel: ParallelConfig
+    plan: TopologyPlan
+    device_type: str
+    """`cpu` or `cuda`."""
+    deadlines: DeadlineConfig = DeadlineConfig()
+    worker_extension_cls: str | None = None
+    """`module:Class` or `module.Class` whose public methods are added to the worker's."""
+    enforce_eager: bool = False
+    log_level: str = "INFO"
