@@ -1,0 +1,68 @@
+"""Which executor runs the workers of a replica."""
+
+from typing import Final
+
+from vcli.topology.decision import Decision
+from vcli.topology.errors import ConfigError
+from vcli.topology.facts import ProcessFacts
+from vcli.topology.sizes import EXTERNAL_LAUNCHER, ParallelSizes
+
+BACKENDS: Final = ("uni", "mp", "colocated", "ray", EXTERNAL_LAUNCHER)
+#: Back ends that work over several nodes by themselves.
+_MULTI_NODE: Final = ("mp", "uni", EXTERNAL_LAUNCHER)
+
+
+def choose_backend(config: ParallelSizes, process: ProcessFacts | None = None) -> Decision[str]:
+    """`uni`, `mp`, `colocated`, `ray`, `external_launcher` or the dotted path of a class.
+
+    Raises:
+        ConfigError: an unknown name, or a back end that cannot do these sizes.
+    """
+    requested = config.distributed_executor_backend
+    if requested is None or requested == "auto":
+        value, reason = _default_backend(config, process or ProcessFacts())
+    else:
+        value, reason = requested, "asked for"
+        _check_known(value)
+    _check_sizes(value, config)
+    return Decision(name="backend", value=value, reasons=(reason,))
+
+
+def _default_backend(config: ParallelSizes, process: ProcessFacts) -> tuple[str, str]:
+    if config.world_size_across_dp == 1 and config.external_data_parallel_size == 1:
+        return "uni", "one rank runs inside its engine core"
+    if config.external_data_parallel_size > 1:
+        return "mp", f"{config.torch_world} ranks, a process for each"
+    if config.nnodes > 1:
+        return "mp", f"{config.world_size} ranks a replica over {config.nnodes} nodes"
+    if config.data_parallel_backend == "ray":
+        return "ray", "data_parallel_backend is ray"
+    if process.in_ray_placement_group:
+        return "ray", "this process runs inside a Ray placement group"
+    return "mp", f"{config.world_size_across_dp} ranks on one node, a process for each"
+
+
+def _check_known(value: str) -> None:
+    if value in BACKENDS:
+        return
+    parts = value.split(".")
+    if len(parts) > 1 and all(part.isidentifier() for part in parts):
+        return
+    raise ConfigError(
+        f"distributed_executor_backend={value!r} is unknown",
+        hint=f"--distributed-executor-backend: {', '.join(BACKENDS)}, or the dotted path of an "
+        "Executor class",
+    )
+
+
+def _check_sizes(value: str, config: ParallelSizes) -> None:
+    if value == "uni" and config.world_size > 1:
+        raise ConfigError(
+            f"distributed_executor_backend=uni runs one rank, the replica has {config.world_size}",
+            hint="--distributed-executor-backend mp",
+        )
+    if config.nnodes > 1 and value not in _MULTI_NODE:
+        raise ConfigError(
+            f"nnodes={config.nnodes} needs one of {', '.join(_MULTI_NODE)}, got {value}",
+            hint="--distributed-executor-backend mp",
+        )

@@ -1,0 +1,298 @@
+"""Config and facts in, one frozen plan out: the only place where the pieces are put together."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from vcli.topology.allreduce import decide_all_reduce
+from vcli.topology.attention import decide_attention_backend
+from vcli.topology.backend import choose_backend
+from vcli.topology.config import ParallelConfig
+from vcli.topology.decision import Decision
+from vcli.topology.facts import HostFacts, ProcessFacts
+from vcli.topology.groups import GroupKind, Groups, build_groups, group_memberships
+from vcli.topology.layers import layer_ranges
+from vcli.topology.memory import (
+    check_model_fits,
+    dtype_bytes,
+    kv_bytes_per_token,
+    num_parameters,
+    rank_parameters,
+)
+from vcli.topology.model_spec import ModelSpec
+from vcli.topology.names import titled
+from vcli.topology.omp import decide_omp_num_threads
+from vcli.topology.placement import (
+    RankPlacement,
+    check_devices,
+    max_ranks_on_a_node,
+    place_ranks,
+)
+from vcli.topology.plan import (
+    MemoryPlan,
+    NodePlan,
+    PortPlan,
+    RankMemory,
+    RankPlan,
+    TopologyPlan,
+    sum_totals,
+)
+from vcli.topology.plan_warnings import find_warnings
+from vcli.topology.processes import (
+    count_processes,
+    helper_processes,
+    node_processes,
+    node_ring_bytes,
+    node_role,
+)
+from vcli.topology.rendezvous import RendezvousSpec, choose_rendezvous
+from vcli.topology.start_method import decide_start_method
+
+__all__ = ["TopologyPlan", "plan_topology"]
+
+
+def plan_topology(
+    config: ParallelConfig,
+    *,
+    host: HostFacts | None = None,
+    process: ProcessFacts | None = None,
+    model: ModelSpec | None = None,
+    dtype: str | None = None,
+    device_type: str = "cpu",
+    flashinfer_available: bool = False,
+) -> TopologyPlan:
+    """The plan of a deployment.
+
+    Without `host` nothing is refused because of hardware; the other nodes are taken to be like it.
+    A `model` decides whether there are experts, and its dtype holds unless `dtype` is given.
+
+    Raises:
+        ConfigError: an unknown name, or a model that cannot be cut into these sizes.
+        PlacementError: the host has too few devices.
+    """
+    process = process or ProcessFacts()
+    if model is not None:
+        config, dtype = _fit_model(config, model), dtype or model.dtype
+    backend = choose_backend(config, process)
+    start_method = decide_start_method(process, config.start_method)
+    rendezvous = choose_rendezvous(config)
+    placements = place_ranks(config)
+    num_local_ranks = max_ranks_on_a_node(placements)
+    is_external = config.external_data_parallel_size > 1
+    if device_type == "cuda" and host and not (is_external or backend.value == "ray"):
+        check_devices(num_local_ranks, host)
+    omp_num_threads = _omp_num_threads(num_local_ranks, host, process)
+    groups = build_groups(config)
+    spans = _layer_spans(config, model)
+    ranks = _rank_plans(config, placements, groups, spans, omp_num_threads.value, host=host)
+    nodes = () if is_external else _node_plans(config, backend.value, ranks)
+    # The remarks are made on the whole plan, so they come in by a second step.
+    plan = TopologyPlan(
+        config=config,
+        device_type=device_type,
+        dtype=dtype,
+        model=model,
+        backend=backend,
+        start_method=start_method,
+        rendezvous=rendezvous,
+        all_reduce=_all_reduce(config, device_type, host),
+        attention=_attention(model, dtype, device_type, flashinfer_available),
+        omp_num_threads=omp_num_threads,
+        group_table=tuple(groups.items()),
+        ranks=ranks,
+        nodes=nodes,
+        totals=None if is_external else sum_totals(node.counts for node in nodes),
+        helpers=helper_processes(start_method.value, len(nodes)),
+        ports=_ports(config, rendezvous.value),
+        layer_spans=spans,
+        memory=_memory(config, ranks, model, dtype),
+        warnings=(),
+    )
+    return replace(plan, warnings=find_warnings(plan, host, process))
+
+
+def _fit_model(config: ParallelConfig, model: ModelSpec) -> ParallelConfig:
+    config = replace(config, is_moe=model.is_moe)
+    check_model_fits(model, config)
+    return config
+
+
+def _omp_num_threads(
+    num_local_ranks: int, host: HostFacts | None, process: ProcessFacts
+) -> Decision[int]:
+    return decide_omp_num_threads(
+        num_cpus=(host or HostFacts()).cpu_count,
+        num_local_workers=num_local_ranks,
+        requested=process.omp_num_threads,
+    )
+
+
+def _all_reduce(
+    config: ParallelConfig, device_type: str, host: HostFacts | None
+) -> Decision[tuple[str, ...]]:
+    # TP groups are runs of neighbouring ranks, so they stay on a node if they divide its ranks.
+    return decide_all_reduce(
+        device_type=device_type,
+        group_size=config.tp,
+        is_within_node=config.local_world_size % config.tp == 0,
+        devices=tuple(range(config.local_world_size * config.node_data_parallel_size)),
+        host=host,
+    )
+
+
+def _attention(
+    model: ModelSpec | None, dtype: str | None, device_type: str, flashinfer_available: bool
+) -> Decision[str] | None:
+    if model is None:
+        return None
+    return decide_attention_backend(
+        device_type=device_type,
+        dtype=dtype or model.dtype,
+        head_size=model.head_size,
+        flashinfer_available=flashinfer_available,
+    )
+
+
+def _layer_spans(
+    config: ParallelConfig, model: ModelSpec | None
+) -> tuple[tuple[int, int], ...] | None:
+    if model is None:
+        return None
+    ranges = layer_ranges(model.num_layers, config.pp, config.pp_layer_partition)
+    return tuple((layers.start, layers.stop) for layers in ranges)
+
+
+def _rank_plans(
+    config: ParallelConfig,
+    placements: tuple[RankPlacement, ...],
+    groups_by_kind: Mapping[GroupKind, Groups],
+    spans: tuple[tuple[int, int], ...] | None,
+    omp_num_threads: int,
+    *,
+    host: HostFacts | None,
+) -> tuple[RankPlan, ...]:
+    memberships = group_memberships(groups_by_kind, config.torch_world)
+    dp, pp, pcp, tp, dcp = config.dp, config.pp, config.pcp, config.tp, config.dcp
+    ep, output_rank = config.expert_parallel_size, config.output_rank
+    numa_nodes = {gpu.index: gpu.numa_node for gpu in host.gpus} if host else {}
+    plans = []
+    for place in placements:
+        pp_rank, in_stage = divmod(place.rank, pcp * tp)
+        pcp_rank, tp_rank = divmod(in_stage, tp)
+        groups = memberships[place.global_rank]
+        in_group = {group.kind: group.rank_in_group for group in groups}
+        title = titled(
+            "Worker",
+            ("DP", place.dp_rank, dp),
+            ("PP", pp_rank, pp),
+            ("PCP", pcp_rank, pcp),
+            ("TP", tp_rank, tp),
+            ("DCP", in_group[GroupKind.DCP], dcp),
+            ("EP", in_group.get(GroupKind.EP, 0), ep),
+        )
+        plans.append(
+            RankPlan(
+                rank=place.rank,
+                global_rank=place.global_rank,
+                external_dp_rank=place.external_dp_rank,
+                dp_rank=place.dp_rank,
+                pp_rank=pp_rank,
+                pcp_rank=pcp_rank,
+                tp_rank=tp_rank,
+                node_rank=place.node_rank,
+                local_rank=place.local_rank,
+                device_index=place.device_index,
+                numa_node=numa_nodes.get(place.device_index),
+                is_driver=tp_rank == 0,
+                is_output=place.rank == output_rank,
+                layer_span=spans[pp_rank] if spans else None,
+                title=title,
+                groups=groups,
+                omp_num_threads=omp_num_threads,
+            )
+        )
+    return tuple(plans)
+
+
+def _node_plans(
+    config: ParallelConfig, backend: str, ranks: tuple[RankPlan, ...]
+) -> tuple[NodePlan, ...]:
+    ranks_of_node: list[list[RankPlan]] = [[] for _ in range(config.num_hosts)]
+    for rank in ranks:
+        ranks_of_node[rank.node_rank].append(rank)
+    nodes = []
+    for node_rank, listed in enumerate(ranks_of_node):
+        local_ranks = tuple(listed)
+        processes = node_processes(config, backend, node_rank, local_ranks)
+        nodes.append(
+            NodePlan(
+                node_rank=node_rank,
+                nnodes_within_dp=config.nnodes_within_dp,
+                node_rank_within_dp=node_rank % config.nnodes_within_dp,
+                local_world_size=config.local_world_size,
+                dp_start_rank=config.first_data_parallel_rank_of(node_rank),
+                role=node_role(config, node_rank),
+                counts=count_processes(processes),
+                processes=processes,
+                ranks=local_ranks,
+                ring_bytes=node_ring_bytes(backend, local_ranks),
+            )
+        )
+    return tuple(nodes)
+
+
+def _ports(config: ParallelConfig, rendezvous: RendezvousSpec) -> tuple[PortPlan, ...]:
+    ports = []
+    if config.nnodes > 1:
+        ports.append(
+            PortPlan(
+                name="control",
+                node_rank=0,
+                host=config.master_addr,
+                port=config.master_port + 1,
+                purpose="nodes join here and compare their plans",
+            )
+        )
+    if rendezvous.scheme == "tcp":
+        ports.append(
+            PortPlan(
+                name="rendezvous",
+                node_rank=0,
+                host=rendezvous.host,
+                port=rendezvous.port,
+                purpose="store of the torch world",
+            )
+        )
+    return tuple(ports)
+
+
+def _memory(
+    config: ParallelConfig,
+    ranks: tuple[RankPlan, ...],
+    model: ModelSpec | None,
+    dtype: str | None,
+) -> MemoryPlan | None:
+    if model is None:
+        return None
+    dtype = dtype or model.dtype
+    number_bytes = dtype_bytes(dtype)
+    kv_bytes = [
+        kv_bytes_per_token(model, config, pp_rank=stage, dtype=dtype) for stage in range(config.pp)
+    ]
+    # Ranks of equal stage and experts hold equally much: count each case once.
+    counted: dict[tuple[int, int], int] = {}
+    memories = []
+    for rank in ranks:
+        experts = rank.group(GroupKind.EP) if config.enable_expert_parallel else None
+        key = (rank.pp_rank, experts.rank_in_group if experts else 0)
+        if key not in counted:
+            counted[key] = rank_parameters(model, config, pp_rank=key[0], ep_rank=key[1])
+        memories.append(
+            RankMemory(
+                rank=rank.rank,
+                dp_rank=rank.dp_rank,
+                num_parameters=counted[key],
+                weight_bytes=counted[key] * number_bytes,
+                kv_bytes_per_token=kv_bytes[rank.pp_rank],
+            )
+        )
+    return MemoryPlan(dtype=dtype, num_parameters=num_parameters(model), ranks=tuple(memories))
