@@ -1,0 +1,5 @@
+"""`python -m vcli.cli`."""
+
+from vcli.cli.main import run
+
+run()

@@ -1,0 +1,123 @@
+"""The `vcli` command: composition and the one error boundary."""
+
+import re
+import sys
+from collections.abc import Sequence
+
+from typing import Annotated
+
+import typer
+
+from vcli.cli.commands.serve import serve
+from vcli.cli.commands.topo import topo
+from vcli.cli.commands.version import show_version, version
+from vcli.cli.environment import Environment
+from vcli.cli.errors import explain_crash, explain_usage_error
+from vcli.cli.output import Output
+from vcli.topology import ExitStatus, VcliError
+
+_SHORT_WITH_EQUALS = re.compile(r"^(-[A-Za-z])=(.*)$", re.DOTALL)
+
+app = typer.Typer(
+    name="vcli",
+    help="Launch and diagnose multi-process, multi-GPU, multi-node LLM inference.",
+    epilog="Start here:  vcli serve   |   vcli topo -tp 2 -pp 4",
+    no_args_is_help=True,
+    invoke_without_command=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={
+        "token_normalize_func": lambda token: token.replace("_", "-"),
+        "help_option_names": ["--help", "-h"],
+        "max_content_width": 100,
+    },
+)
+
+
+@app.callback()
+def _global_options(
+    context: typer.Context,
+    is_version: Annotated[
+        bool, typer.Option("--version", "-V", help="Show vcli's version and leave.", is_eager=True)
+    ] = False,
+) -> None:
+    if is_version:
+        show_version(context)
+        raise typer.Exit
+
+
+app.command()(serve)
+app.command()(topo)
+app.command()(version)
+
+
+def main(environment: Environment) -> int:
+    """Run one command; returns the exit status and never raises for what a user can cause."""
+    argv = _normalize(environment.argv)
+    json_mode = "--json" in argv
+    output = Output(environment, json_mode=json_mode)
+    try:
+        returned = app(args=list(argv), obj=environment, standalone_mode=False, prog_name="vcli")
+        return int(returned) if isinstance(returned, int) else int(ExitStatus.OK)
+    except typer.exceptions.TyperException as error:
+        return _report_usage(error, argv, output)
+    except typer.Abort:
+        return int(ExitStatus.INTERRUPTED)
+    except KeyboardInterrupt:
+        return int(ExitStatus.INTERRUPTED)
+    except VcliError as error:
+        output.error(error)
+        return int(error.exit_status)
+    except BrokenPipeError:
+        _drop_stdout()
+        return int(ExitStatus.OK)
+    except Exception as error:  # noqa: BLE001 - the border: a bug becomes one message and exit 7
+        crash = explain_crash(error, is_debug=environment.is_debug)
+        output.error(crash)
+        return int(crash.exit_status)
+
+
+def run() -> None:
+    """The console script."""
+    sys.exit(main(Environment.of_this_process()))
+
+
+def known_flags(argv: Sequence[str]) -> list[str]:
+    """Flags of the command that `argv` names, as typed (`-tp`, `--port`)."""
+    group = typer.main.get_command(app)
+    commands = getattr(group, "commands", {})
+    chosen = next((commands[word] for word in argv if word in commands), group)
+    flags: list[str] = []
+    for parameter in chosen.params:
+        if parameter.param_type_name == "option":
+            flags += [*parameter.opts, *parameter.secondary_opts]
+    return flags
+
+
+def _report_usage(
+    error: typer.exceptions.TyperException, argv: Sequence[str], output: Output
+) -> int:
+    if error.format_message().strip():  # empty: help was printed because nothing was typed
+        output.error(explain_usage_error(error, argv, known_flags(argv)))
+    return int(ExitStatus.USAGE)
+
+
+def _normalize(argv: Sequence[str]) -> tuple[str, ...]:
+    """Accept `-n=2`, which the parser would take for the value `=2`; after `--` nothing changes."""
+    normal: list[str] = []
+    for position, token in enumerate(argv):
+        if token == "--":
+            normal += argv[position:]
+            break
+        match = _SHORT_WITH_EQUALS.match(token)
+        normal += [match[1], match[2]] if match else [token]
+    return tuple(normal)
+
+
+def _drop_stdout() -> None:
+    """Keep the interpreter from complaining about the closed pipe again at exit."""
+    try:
+        sys.stdout.close()
+    except BrokenPipeError:
+        return

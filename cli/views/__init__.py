@@ -1,0 +1,1 @@
+"""The `views` package of vcli."""

@@ -1,0 +1,80 @@
+"""What this host gives to this process: CPUs, memory, limits; read from /proc and /sys.
+
+Nothing here raises for what a machine lacks: an unknown fact is None.
+"""
+
+import os
+import platform
+import shutil
+import socket
+from pathlib import Path
+
+from vcli.topology import HostFacts
+
+
+def collect_host_facts(root: Path = Path("/")) -> HostFacts:
+    """Observe this machine; `root` is the root of the file system that is read (for tests)."""
+    memory = _meminfo(root)
+    shm_total, shm_free = _shm(root)
+    return HostFacts(
+        hostname=socket.gethostname(),
+        platform=platform.system().lower(),
+        machine=platform.machine(),
+        kernel=platform.release(),
+        python=platform.python_version(),
+        is_wsl="microsoft" in platform.release().lower(),
+        is_container=(root / ".dockerenv").exists() or (root / "run/.containerenv").exists(),
+        cpu_count=usable_cpus(root),
+        memory_total_bytes=memory.get("MemTotal"),
+        memory_available_bytes=memory.get("MemAvailable"),
+        memory_limit_bytes=_cgroup_memory_left(root),
+        shm_total_bytes=shm_total,
+        shm_free_bytes=shm_free,
+    )
+
+
+def usable_cpus(root: Path = Path("/")) -> int:
+    """CPUs that this process may run on: its affinity, cut to the cgroup's quota."""
+    allowed = len(os.sched_getaffinity(0))
+    quota = _read(root / "sys/fs/cgroup/cpu.max").split()
+    if len(quota) == 2 and quota[0].isdigit() and quota[1].isdigit():
+        allowed = min(allowed, max(1, int(quota[0]) // int(quota[1])))
+    return allowed
+
+
+def has_nvidia_gpu(root: Path = Path("/")) -> bool:
+    """Whether the NVIDIA driver shows at least one GPU to this process; loads no library."""
+    return (root / "dev/nvidiactl").exists() and any((root / "dev").glob("nvidia[0-9]*"))
+
+
+def _meminfo(root: Path) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for line in _read(root / "proc/meminfo").splitlines():
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        if words and words[0].isdigit():
+            sizes[name] = int(words[0]) * 1024
+    return sizes
+
+
+def _cgroup_memory_left(root: Path) -> int | None:
+    limit = _read(root / "sys/fs/cgroup/memory.max").strip()
+    used = _read(root / "sys/fs/cgroup/memory.current").strip()
+    if not (limit.isdigit() and used.isdigit()):
+        return None
+    return max(0, int(limit) - int(used))
+
+
+def _shm(root: Path) -> tuple[int | None, int | None]:
+    try:
+        usage = shutil.disk_usage(root / "dev/shm")
+    except OSError:
+        return None, None
+    return usage.total, usage.free
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
