@@ -105,7 +105,7 @@ def build_engine_config(
     """Judge the settings against the model and the host, and plan.
 
     Raises:
-        ConfigError: sizes that do not fit the model, an unknown type, or a length above the model's.
+        ConfigError: sizes that do not fit the model, an unknown type, or too long a context.
     """
     check_model_fits(spec, parallel)
     dtype = resolve_dtype(settings.dtype, spec)

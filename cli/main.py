@@ -3,7 +3,6 @@
 import re
 import sys
 from collections.abc import Sequence
-
 from typing import Annotated
 
 import typer
@@ -62,9 +61,7 @@ def main(environment: Environment) -> int:
         return int(returned) if isinstance(returned, int) else int(ExitStatus.OK)
     except typer.exceptions.TyperException as error:
         return _report_usage(error, argv, output)
-    except typer.Abort:
-        return int(ExitStatus.INTERRUPTED)
-    except KeyboardInterrupt:
+    except (typer.Abort, KeyboardInterrupt):
         return int(ExitStatus.INTERRUPTED)
     except VcliError as error:
         output.error(error)

@@ -145,7 +145,8 @@ Dtype = Annotated[
     _flag(
         _MODEL,
         "--dtype",
-        text="Type of weights and activations: auto (the checkpoint's), float32, bfloat16, float16.",
+        text="Type of weights and activations: auto (the checkpoint's), float32, bfloat16 or "
+        "float16.",
         metavar="TYPE",
     ),
 ]
@@ -189,9 +190,7 @@ LoadFormat = Annotated[
     ),
 ]
 Seed = Annotated[int, _flag(_MODEL, "--seed", text="Seed of unseeded sampling.", metavar="N")]
-Device = Annotated[
-    str, _flag(_MODEL, "--device", text="auto, cpu or cuda.", metavar="TYPE")
-]
+Device = Annotated[str, _flag(_MODEL, "--device", text="auto, cpu or cuda.", metavar="TYPE")]
 
 KvCacheMemory = Annotated[
     str | None,
@@ -255,7 +254,9 @@ StartTimeout = Annotated[
 ]
 NoPreflight = Annotated[
     bool,
-    _flag(_START, "--no-preflight", text="Skip the checks of machine and weights before the start."),
+    _flag(
+        _START, "--no-preflight", text="Skip the checks of machine and weights before the start."
+    ),
 ]
 DryRun = Annotated[
     bool, _flag(_START, "--dry-run", text="Print the plan and its reasons, start nothing.")
@@ -270,9 +271,7 @@ WorkerExtension = Annotated[
         show_default=False,
     ),
 ]
-EnforceEager = Annotated[
-    bool, _flag(_START, "--enforce-eager", text="Never capture CUDA graphs.")
-]
+EnforceEager = Annotated[bool, _flag(_START, "--enforce-eager", text="Never capture CUDA graphs.")]
 LogLevel = Annotated[
     str,
     _flag(

@@ -11,7 +11,15 @@ from typing import Any, TextIO
 from vcli.cli.environment import Environment
 from vcli.topology import ExitStatus, VcliError
 
-_PLAIN_MARKS = {"✓": "[ok]", "✗": "[FAIL]", "!": "[warn]", "→": "->", "·": "-", "…": "...", "×": "x", "µ": "u"}
+_PLAIN_MARKS = {
+    "✓": "[ok]",
+    "✗": "[FAIL]",
+    "→": "->",
+    "·": "-",
+    "…": "...",
+    "×": "x",
+    "µ": "u",
+}
 
 
 class Output:

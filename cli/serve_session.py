@@ -9,7 +9,7 @@ from vcli.cli.views.decisions import decision_lines
 from vcli.cli.views.layout import headline, layout_view
 from vcli.cli.views.startup import StartupView
 from vcli.diagnostics import collect_host_facts
-from vcli.runtime.checkpoint.folder import check_folder, check_weights
+from vcli.runtime.checkpoint.folder import check_weights
 from vcli.runtime.checkpoint.resolve import resolve_model
 from vcli.runtime.config import EngineConfig
 from vcli.topology import ExitStatus, ParallelConfig, ProcessFacts, plan_to_json
@@ -51,9 +51,7 @@ class ServeSession:
 
             view = StartupView(self.output, config.plan, config.model.served_name)
             return int(
-                serve_until_stopped(
-                    config, listener, view=view, environ=self.environment.environ
-                )
+                serve_until_stopped(config, listener, view=view, environ=self.environment.environ)
             )
         finally:
             listener.close()
@@ -65,14 +63,13 @@ class ServeSession:
             report=self.output.note,
             revision=revision,
         )
-        spec = check_folder(resolved.path)
         if self.has_preflight and self.settings.load_format == "safetensors":
             check_weights(resolved.path)
         host = collect_host_facts()
         return build_engine_config(
             self.settings,
             self.parallel,
-            spec,
+            resolved.spec,
             path=resolved.path,
             name=resolved.name,
             host=host,

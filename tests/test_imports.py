@@ -103,7 +103,10 @@ def test_runtime_layers_import_only_what_is_below_them() -> None:
     for path in (ROOT / "runtime").rglob("*.py"):
         own = module_name(path)
         for target in imports_of(path):
-            if not target.startswith("vcli.runtime.") or own.split(".")[2:3] == target.split(".")[2:3]:
+            if (
+                not target.startswith("vcli.runtime.")
+                or own.split(".")[2:3] == target.split(".")[2:3]
+            ):
                 continue
             own_level, target_level = runtime_level(own), runtime_level(target)
             if own_level is None or target_level is None or target_level <= own_level:

@@ -9,6 +9,9 @@ from vcli.cli.serve_session import ServeSession
 from vcli.runtime.config import CacheConfig, SchedulerConfig
 from vcli.topology import ParallelConfig
 
+_CACHE = CacheConfig()
+_SCHEDULER = SchedulerConfig()
+
 
 def serve(
     context: typer.Context,
@@ -34,11 +37,11 @@ def serve(
     seed: options.Seed = 0,
     device: options.Device = "auto",
     kv_cache_memory: options.KvCacheMemory = None,
-    gpu_memory_utilization: options.GpuMemoryUtilization = CacheConfig().gpu_memory_utilization,
-    block_size: options.BlockSize = CacheConfig().block_size,
+    gpu_memory_utilization: options.GpuMemoryUtilization = _CACHE.gpu_memory_utilization,
+    block_size: options.BlockSize = _CACHE.block_size,
     enable_prefix_caching: options.EnablePrefixCaching = True,
-    max_num_seqs: options.MaxNumSeqs = SchedulerConfig().max_num_seqs,
-    max_num_batched_tokens: options.MaxNumBatchedTokens = SchedulerConfig().max_num_batched_tokens,
+    max_num_seqs: options.MaxNumSeqs = _SCHEDULER.max_num_seqs,
+    max_num_batched_tokens: options.MaxNumBatchedTokens = _SCHEDULER.max_num_batched_tokens,
     enable_chunked_prefill: options.EnableChunkedPrefill = True,
     host: options.Host = "127.0.0.1",
     port: options.Port = 8000,

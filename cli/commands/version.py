@@ -8,7 +8,15 @@ import typer
 from vcli.cli.options import AsJson
 from vcli.cli.output import Output
 
-_LIBRARIES = ("torch", "tokenizers", "safetensors", "fastapi", "uvicorn", "flashinfer-python", "ray")
+_LIBRARIES = (
+    "torch",
+    "tokenizers",
+    "safetensors",
+    "fastapi",
+    "uvicorn",
+    "flashinfer-python",
+    "ray",
+)
 
 
 def version(context: typer.Context, as_json: AsJson = False) -> None:

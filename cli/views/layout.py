@@ -91,9 +91,7 @@ def _process_lines(plan: TopologyPlan) -> list[str]:
     lines: list[str] = []
     for node in plan.nodes:
         extra = f" · rings {bytes_text(node.ring_bytes)}" if node.ring_bytes else ""
-        lines.append(
-            f"processes on node{node.node_rank} ({node.role}): {node.counts.all}{extra}"
-        )
+        lines.append(f"processes on node{node.node_rank} ({node.role}): {node.counts.all}{extra}")
         children: dict[str, list[str]] = {}
         for row in node.processes:
             children.setdefault(row.parent, []).append(row.title)
