@@ -1,0 +1,1 @@
+"""The `core` package of vcli."""

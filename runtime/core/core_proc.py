@@ -1,0 +1,275 @@
+"""The engine core's process: a loop around `EngineCore` that sleeps unless there is work.
+
+    input thread ------ClientMessage------|
+    futures of workers --StepDone, CallDone--> inbox -> loop (main thread) -> output thread
+    executor's monitor --ExecutorFailed---|
+
+The loop waits in one place, the inbox, also while a step runs: requests, aborts and calls are
+handled meanwhile, and a failure wakes it at once.
+"""
+
+import os
+import signal
+import socket
+import threading
+import time
+from queue import Empty, SimpleQueue
+from types import FrameType
+from typing import Any
+
+import msgspec
+
+from vcli.runtime.config import EngineConfig
+from vcli.runtime.core.client_channel import ClientChannel
+from vcli.runtime.core.core_events import (
+    CallDone,
+    ClientGone,
+    CoreEvent,
+    ExecutorFailed,
+    SignalCame,
+    StepDone,
+)
+from vcli.runtime.core.engine_core import EngineCore
+from vcli.runtime.core.failure_cause import FailureCause
+from vcli.runtime.core.request import FinishReason
+from vcli.runtime.core.scheduler import ended_output
+from vcli.runtime.core.utility_calls import UtilityCalls
+from vcli.runtime.errors import FailureReport, RequestError, RpcTimeoutError, WorkerDiedError
+from vcli.runtime.executor.base import Executor, get_executor_class
+from vcli.runtime.log import get_logger
+from vcli.runtime.messages import (
+    AbortRequests,
+    ChildFailure,
+    ChildMessage,
+    EngineOutput,
+    EngineOutputs,
+    EngineRequest,
+    ShutdownCore,
+    UtilityCall,
+)
+from vcli.runtime.process.child import ChildContext
+from vcli.topology.errors import ExitStatus
+
+logger = get_logger(__name__)
+
+_FLUSH_S = 1.0
+"""How long the client may take to read the last messages."""
+
+_STEP_GRACE_S = 5.0
+"""Beyond the executor's own deadline for a step, before the loop gives up by itself."""
+
+
+def core_main(context: ChildContext, config: EngineConfig, client_fd: int) -> None:
+    """Be the engine core behind the socket `client_fd` until it is told to stop.
+
+    Raises:
+        SystemExit: the exit status, when the core ended because something failed.
+    """
+    executor_class = get_executor_class(config.plan.backend.value)
+    core = EngineCoreProc(context, config, socket.socket(fileno=client_fd), executor_class)
+    core.handle_sigterm()
+    status = core.run()
+    if status is not ExitStatus.OK:
+        raise SystemExit(int(status))
+
+
+class EngineCoreProc:
+    """The loop and what it needs; one thread runs it, the main one in a process of its own."""
+
+    def __init__(
+        self,
+        context: ChildContext,
+        config: EngineConfig,
+        client: socket.socket,
+        executor_class: type[Executor],
+    ) -> None:
+        self._context = context
+        self._config = config
+        self._inbox: SimpleQueue[CoreEvent] = SimpleQueue()
+        self._channel = ClientChannel(client, self._inbox)
+        self._cause = FailureCause(context.title)
+        self._executor = executor_class(config, on_message=self._on_worker_message)
+        self._is_ready = False
+        self._is_draining = False
+        self._is_stopping = False
+        self._step_started_s = 0.0
+        self._engine: EngineCore
+        self._calls: UtilityCalls
+
+    def handle_sigterm(self) -> None:
+        """Make SIGTERM end the loop in order; called once, by the main thread, before `run`.
+
+        Before ready, and when the core is stopping already, it raises SystemExit instead.
+        """
+        # The interpreter runs handlers in the main thread only, and a signal that comes just
+        # before that thread goes to sleep would not wake it: an event has to.
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+
+        def wake() -> None:
+            while os.read(reading, 64):
+                self._inbox.put(SignalCame())
+
+        def stop(signum: int, frame: FrameType | None) -> None:
+            if not self._is_ready or self._is_stopping:
+                raise SystemExit(128 + signum)
+            self._inbox.put(ShutdownCore(drain=False))
+
+        threading.Thread(target=wake, name="core-signals", daemon=True).start()
+        signal.signal(signal.SIGTERM, stop)
+
+    def run(self) -> ExitStatus:
+        """Start, serve, stop; gives the exit status.
+
+        Raises:
+            SystemExit: SIGTERM came before the core was ready, or twice.
+        """
+        try:
+            self._channel.start()
+            self._start()
+            self._serve()
+            self._end_requests()
+        except Exception as error:  # noqa: BLE001 - border: the core loop, every failure is told
+            return self._fail(error)
+        finally:
+            self._executor.shutdown()
+            self._channel.close(_FLUSH_S)
+        return ExitStatus.OK
+
+    # ---- start ------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self._executor.start()
+        self._executor.register_failure_callback(self._on_executor_failure)
+        self._context.set_phase("kv")
+        self._engine = EngineCore(self._config, self._executor)
+        reports = self._executor.group_reports()
+        self._calls = UtilityCalls(
+            self._engine,
+            self._executor,
+            world_size=self._config.plan.world_size,
+            send=self._channel.send,
+            inbox=self._inbox,
+        )
+        # Before ready: the client may send, and a worker may die, from that moment on.
+        self._is_ready = True
+        self._cause.set_serving()
+        self._context.ready(
+            {
+                "num_kv_blocks": self._engine.kv_config.num_blocks,
+                "block_size": self._engine.kv_config.block_size,
+                "max_model_len": self._config.model.max_model_len,
+                "group_reports": [msgspec.to_builtins(report) for report in reports],
+                "worker_pids": dict(self._executor.worker_pids),
+                "effective": self._effective(),
+            }
+        )
+        logger.info("ready seconds=%.2f", self._context.seconds())
+
+    def _effective(self) -> dict[str, Any]:
+        return {
+            "executor": type(self._executor).__name__,
+            "prefix_caching": self._config.cache.enable_prefix_caching,
+            "chunked_prefill": self._config.scheduler.enable_chunked_prefill,
+            "max_num_seqs": self._config.scheduler.max_num_seqs,
+            "max_num_batched_tokens": self._config.scheduler.max_num_batched_tokens,
+        }
+
+    def _on_worker_message(self, message: ChildMessage) -> None:
+        # A failure is not passed on as it comes: `run` tells the one that is the cause.
+        if not isinstance(message, ChildFailure):
+            self._context.forward(message)
+
+    def _on_executor_failure(self, report: FailureReport) -> None:
+        # In the monitor's thread: the client hears of it even if the loop cannot run now.
+        cause = self._cause.observe(report)
+        self._channel.fail(cause)
+        self._inbox.put(ExecutorFailed(cause))
+
+    # ---- the loop ---------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        while True:
+            self._start_steps()
+            if self._is_stopping or (self._is_draining and not self._engine.has_unfinished):
+                return
+            self._handle(self._next_event())
+            self._handle_queued_events()
+            oldest = self._engine.oldest_step
+            if oldest is not None and oldest.done():
+                self._publish(self._engine.finish_step())
+
+    def _start_steps(self) -> None:
+        while (future := self._engine.start_step()) is not None:
+            self._step_started_s = time.monotonic()
+            future.add_done_callback(lambda _: self._inbox.put(StepDone()))
+
+    def _next_event(self) -> CoreEvent:
+        """The next thing to do; sleeps until there is one.
+
+        Without a step in flight there is no deadline: the client's end, a signal and a worker's
+        end all wake this wait.
+        """
+        if self._engine.oldest_step is None:
+            return self._inbox.get()
+        limit_s = self._config.deadlines.execute_model_s + _STEP_GRACE_S
+        try:
+            left_s = self._step_started_s + limit_s - time.monotonic()
+            return self._inbox.get(timeout=max(left_s, 0.001))
+        except Empty:
+            raise RpcTimeoutError(f"execute_model gave no result within {limit_s:g} s") from None
+
+    def _handle_queued_events(self) -> None:
+        while not self._inbox.empty():
+            self._handle(self._inbox.get_nowait())
+
+    def _handle(self, event: CoreEvent) -> None:
+        match event:
+            case StepDone() | SignalCame():
+                return
+            case EngineRequest():
+                self._add(event)
+            case AbortRequests():
+                # Told at once: the next step may be long, or never come.
+                if self._engine.abort_requests(event.request_ids):
+                    self._publish([])
+            case UtilityCall():
+                self._calls.start(event)
+            case CallDone():
+                self._calls.finish(event)
+            case ShutdownCore():
+                self._is_draining = True
+                self._is_stopping = self._is_stopping or not event.drain
+            case ClientGone():
+                self._is_stopping = True
+            case ExecutorFailed():
+                raise WorkerDiedError(event.report)
+
+    def _add(self, request: EngineRequest) -> None:
+        try:
+            if self._is_draining:
+                raise RequestError("the engine is shutting down and takes no new requests")
+            self._engine.add_request(request)
+        except RequestError as error:
+            text = f"{error.message}; {error.hint}" if error.hint else error.message
+            self._publish([ended_output(request.request_id, FinishReason.ERROR, text)])
+
+    def _publish(self, outputs: list[EngineOutput]) -> None:
+        stats = self._engine.scheduler.stats()
+        self._channel.send(EngineOutputs(outputs=outputs, stats=stats))
+
+    # ---- the end ----------------------------------------------------------------------------
+
+    def _end_requests(self) -> None:
+        """Tell the client that what is unfinished will stay so."""
+        aborted = self._engine.abort_requests(self._engine.scheduler.unfinished_ids())
+        self._publish([ended_output(request_id, FinishReason.ABORT) for request_id in aborted])
+
+    def _fail(self, error: Exception) -> ExitStatus:
+        report = self._cause.of(error)
+        # The client first: it has requests to answer. Then the parent, which ends the process.
+        self._channel.fail(report)
+        logger.info("%s%s", report.describe(), report.traceback and f"\n{report.traceback}")
+        self._context.fail(report)
+        return ExitStatus(report.exit_status)

@@ -1,0 +1,1 @@
+"""The `worker` package of vcli."""

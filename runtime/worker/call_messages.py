@@ -1,0 +1,43 @@
+"""What goes between an executor and its workers: the first buffer of each record, and its kinds.
+
+call   CallHeader,  then the encoded payload of its kind
+reply  ReplyHeader, then the encoded result; nothing after a failure
+"""
+
+from enum import IntEnum
+
+import msgspec
+
+from vcli.runtime.errors import FailureReport
+
+#: `CallHeader.reply_rank` when every rank replies.
+ALL_RANKS = -1
+
+
+class CallKind(IntEnum):
+    """What a call carries. Payload in brackets."""
+
+    EXECUTE_MODEL = 0
+    """`execute_model` [SchedulerOutput]: the hot one, typed."""
+    METHOD = 1
+    """A public method of the worker [(args, kwargs)]."""
+    FUNCTION = 2
+    """A function of the worker [(function, args, kwargs)]."""
+    STOP = 3
+    """End the loop [nothing]; there is no reply."""
+
+
+class CallHeader(msgspec.Struct, frozen=True, array_like=True):
+    """A call to all ranks. `reply_rank` alone sends its result; each rank sends its failure."""
+
+    call_id: int
+    kind: CallKind
+    method: str
+    reply_rank: int
+
+
+class ReplyHeader(msgspec.Struct, frozen=True, array_like=True):
+    """A rank's answer to the call of this id: its result follows, unless it failed."""
+
+    call_id: int
+    failure: FailureReport | None = None

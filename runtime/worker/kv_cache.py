@@ -1,0 +1,52 @@
+"""The KV cache tensors of one rank: one for each of its decoder layers.
+
+Layout of each: (2, num_blocks + 1, block_size, kv heads, head size). The scheduler gives out the
+first `num_blocks`; the last one is the scratch block that dummy steps write to, so that they may
+run while requests hold all the others.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from vcli.runtime.layers.attention import Attention
+from vcli.topology.errors import UnfitError
+
+
+def kv_bytes_per_block(layers: Sequence[Attention], block_size: int, dtype: torch.dtype) -> int:
+    """Bytes that one block takes on this rank, keys and values of all its layers."""
+    numbers = sum(2 * layer.num_kv_heads * layer.head_size for layer in layers)
+    return numbers * block_size * dtype.itemsize
+
+
+def allocate_kv_caches(
+    layers: Sequence[Attention],
+    *,
+    num_blocks: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> list[torch.Tensor]:
+    """Zeroed caches with `num_blocks` blocks and the scratch block.
+
+    Zeroed, because attention may multiply a slot that was never written with a weight of 0, and
+    0 * NaN is NaN.
+
+    Raises:
+        UnfitError: the device has not that much memory.
+    """
+    try:
+        return [
+            torch.zeros(
+                (2, num_blocks + 1, block_size, layer.num_kv_heads, layer.head_size),
+                dtype=dtype,
+                device=device,
+            )
+            for layer in layers
+        ]
+    except RuntimeError as error:  # torch.OutOfMemoryError is one; the CPU allocator raises it bare
+        size = kv_bytes_per_block(layers, block_size, dtype) * (num_blocks + 1)
+        raise UnfitError(
+            f"{device} has no {size} bytes for {num_blocks} KV blocks: {error}",
+            hint="lower --kv-cache-memory-bytes or --gpu-memory-utilization",
+        ) from error

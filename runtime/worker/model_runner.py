@@ -1,0 +1,222 @@
+"""One step on one rank: update the batch, run this rank's layers, hand over, sample.
+
+First pipeline stage: embeds the token ids. Others: take the previous stage's tensors from the
+rank with the same TP rank. Last stage: logits, on all its TP ranks, since the vocabulary is split
+over them; only the output rank samples. Sampling on all would cost each of them the work, and
+none has a use for the result: the tokens come back to every rank with the next scheduler output.
+
+Shapes: T tokens of the step, R requests, N of them that sample, D hidden, V vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from vcli.runtime.config import EngineConfig
+from vcli.runtime.distributed.collectives import recv_tensors, send_tensors
+from vcli.runtime.distributed.parallel_state import ParallelContext
+from vcli.runtime.layers.attention import attention_layers, bind_kv_cache
+from vcli.runtime.messages import KVCacheConfig, ModelRunnerOutput, SchedulerOutput
+from vcli.runtime.models.decoder import CausalLM
+from vcli.runtime.worker.input_batch import InputBatch, IntArray, ScheduledRows
+from vcli.runtime.worker.kv_cache import allocate_kv_caches, kv_bytes_per_block
+from vcli.runtime.worker.metadata import (
+    StepInputs,
+    build_dummy_inputs,
+    build_step_inputs,
+)
+from vcli.runtime.worker.penalties import TokenHistory
+from vcli.runtime.worker.sampler import sample
+from vcli.runtime.worker.transfer import to_tensor
+from vcli.topology.errors import VcliError
+
+
+class StepOrderError(VcliError):
+    """A step was asked for in a state that does not allow it: a bug of ours (exit 7)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _DeferredStep:
+    step: ScheduledRows
+    logits_NV: torch.Tensor | None
+    """None when no request of the step samples."""
+
+
+class ModelRunner:
+    """Owns the batch and the KV cache of this rank; the model is given, loaded."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        model: CausalLM,
+        context: ParallelContext,
+        is_output: bool,
+    ) -> None:
+        self._config = config
+        self._model = model
+        self._pp = context.pp
+        self._device = model.device
+        self._dtype = model.dtype
+        self._is_output = is_output
+        self._layers = attention_layers(model)
+        self._block_size = config.cache.block_size
+        self._scratch_block = 0
+        self._batch: InputBatch | None = None
+        self._deferred: _DeferredStep | None = None
+        self._shared_draws = torch.Generator()
+        self._shared_draws.manual_seed(config.model.seed)
+
+    def kv_bytes_per_block(self) -> int:
+        """Bytes of one KV block on this rank."""
+        return kv_bytes_per_block(self._layers, self._block_size, self._dtype)
+
+    def initialize_kv_cache(self, config: KVCacheConfig) -> None:
+        """Allocate `config.num_blocks` blocks (and the scratch block) and start an empty batch."""
+        self._block_size = config.block_size
+        self._bind_kv_cache(config.num_blocks)
+        self._batch = InputBatch(
+            max_num_seqs=self._config.scheduler.max_num_seqs,
+            max_model_len=self._config.model.max_model_len,
+            block_size=config.block_size,
+        )
+
+    def release(self) -> None:
+        """Forget the model, the caches and all requests."""
+        self._release_kv_cache()
+        self._layers = []
+        self._batch = None
+        self._deferred = None
+        del self._model
+
+    @torch.inference_mode()
+    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput | None:
+        """Run a step; None where this rank is not the output rank, or when sampling is deferred.
+
+        Raises:
+            BatchStateError: the step does not fit what this rank knows.
+            StepOrderError: an earlier step was deferred and not sampled, or there is no KV cache.
+            LogitsError: the model gave a request no usable logits.
+        """
+        if self._batch is None:
+            raise StepOrderError(f"step {output.step} came before the KV cache was made")
+        if self._deferred is not None:
+            raise StepOrderError(
+                f"step {output.step} came before step {self._deferred.step.step} was sampled"
+            )
+        step = self._batch.apply(output)
+        logits_NV = None
+        if step.num_requests:
+            inputs = build_step_inputs(self._batch, step)
+            # Every TP rank of the stage takes the same branch: all have the same scheduler output.
+            last_tokens = inputs.query_start_loc[1:][step.samples] - 1
+            logits_NV = self._forward(inputs, last_tokens)
+        if not self._is_output:
+            return None
+        if output.defer_sampling:
+            self._deferred = _DeferredStep(step=step, logits_NV=logits_NV)
+            return None
+        return self._sample(step, logits_NV)
+
+    @torch.inference_mode()
+    def sample_deferred(self, grammar: object | None) -> ModelRunnerOutput | None:
+        """The result of the step that was deferred; None where this rank is not the output rank.
+
+        Raises:
+            StepOrderError: no step was deferred, or there is a grammar (none is supported yet).
+        """
+        if not self._is_output:
+            return None
+        if self._deferred is None:
+            raise StepOrderError("sample_tokens came without a deferred step")
+        if grammar is not None:
+            raise StepOrderError("grammar masks are not supported")
+        deferred, self._deferred = self._deferred, None
+        return self._sample(deferred.step, deferred.logits_NV)
+
+    @torch.inference_mode()
+    def dummy_step(self, query_lens: list[int]) -> torch.Tensor | None:
+        """Run made-up requests of these lengths into the scratch block; nothing is sampled.
+
+        All ranks take part, as in a real step. Logits of the last tokens on the last stage.
+        """
+        if self._batch is None:
+            self._bind_kv_cache(0)
+        inputs = build_dummy_inputs(
+            query_lens, scratch_block=self._scratch_block, block_size=self._block_size
+        )
+        return self._forward(inputs, inputs.query_start_loc[1:] - 1)
+
+    def _bind_kv_cache(self, num_blocks: int) -> None:
+        # The old caches go first: both may not fit at the same time.
+        self._release_kv_cache()
+        self._scratch_block = num_blocks
+        caches = allocate_kv_caches(
+            self._layers,
+            num_blocks=num_blocks,
+            block_size=self._block_size,
+            dtype=self._dtype,
+            device=self._device,
+        )
+        bind_kv_cache(self._model, caches)
+
+    def _release_kv_cache(self) -> None:
+        for layer in self._layers:
+            layer.kv_cache = torch.empty(0)
+
+    def _forward(self, inputs: StepInputs, last_tokens: IntArray) -> torch.Tensor | None:
+        """Logits of `last_tokens` on the last stage; None on others, and when there are none."""
+        on_device = inputs.to_device(self._device)
+        received = None
+        if not self._pp.is_first:
+            buffers = self._model.empty_intermediate(on_device.metadata.num_tokens)
+            received = recv_tensors(buffers, self._pp)
+        hidden = self._model(
+            on_device.input_ids_T, on_device.positions_T, on_device.metadata, received
+        )
+        if isinstance(hidden, dict):
+            send_tensors(hidden, self._pp)
+            return None
+        if not len(last_tokens):
+            return None
+        hidden_ND = hidden[to_tensor(last_tokens.astype(np.int64), self._device)]
+        return self._model.compute_logits(hidden_ND)
+
+    def _sample(self, step: ScheduledRows, logits_NV: torch.Tensor | None) -> ModelRunnerOutput:
+        token_ids = [-1] * step.num_requests
+        if logits_NV is None:
+            return ModelRunnerOutput(step=step.step, numbers=step.numbers, token_ids=token_ids)
+        batch = self._batch
+        assert batch is not None
+        places = np.flatnonzero(step.samples).tolist()
+        rows = step.rows[step.samples]
+        options = batch.sampling.select(rows)
+        random_rows = rows[~options.is_greedy]
+        sampled = sample(
+            logits_NV,
+            options,
+            TokenHistory(
+                token_ids=batch.token_ids,
+                rows=rows,
+                num_tokens=batch.num_tokens[rows],
+                num_prompt_tokens=batch.num_prompt_tokens[rows],
+            ),
+            draws_N=batch.sampling.draw(random_rows, self._shared_draws)
+            if random_rows.size
+            else None,
+            names=[f"request {step.numbers[place]} in step {step.step}" for place in places],
+        )
+        for place, token_id in zip(places, sampled.token_ids, strict=True):
+            token_ids[place] = token_id
+        logprobs = None
+        if sampled.logprobs is not None:
+            logprobs = dict(zip(places, sampled.logprobs, strict=True))
+        return ModelRunnerOutput(
+            step=step.step,
+            numbers=step.numbers,
+            token_ids=token_ids,
+            logprobs=None
+            if logprobs is None
+            else [logprobs.get(place) for place in range(step.num_requests)],
+        )

@@ -1,0 +1,294 @@
+"""One rank: the phases of its start, in order, and what the executor calls on it afterwards.
+
+    init_device -> load_model -> determine_available_memory -> initialize_from_config
+    -> compile_or_warm_up_model -> execute_model ...
+
+Every public method may be called by RPC, and is called on all ranks together.
+"""
+
+import gc
+import random
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from vcli.runtime.config import EngineConfig
+from vcli.runtime.distributed.parallel_state import (
+    ParallelContext,
+    build_parallel_context,
+    comm_backend,
+    single_rank_context,
+)
+from vcli.runtime.distributed.rendezvous import RendezvousTarget, join_world
+from vcli.runtime.distributed.verify import verify_groups
+from vcli.runtime.log import get_logger
+from vcli.runtime.messages import (
+    GroupReport,
+    KVCacheConfig,
+    ModelRunnerOutput,
+    SchedulerOutput,
+)
+from vcli.runtime.models.loader import init_dummy_weights, load_weights
+from vcli.runtime.models.registry import build_model
+from vcli.runtime.worker.extension import extended_class
+from vcli.runtime.worker.memory import (
+    GpuMemory,
+    cpu_kv_cache_bytes,
+    free_host_bytes,
+    gpu_kv_cache_bytes,
+    measure_gpu,
+)
+from vcli.runtime.worker.model_runner import ModelRunner
+from vcli.runtime.worker.warm_up import profile_step, warm_up
+from vcli.topology.errors import UnfitError, VcliError
+
+logger = get_logger(__name__)
+
+ReportState = Callable[[str, float | None, str], None]
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class PhaseError(VcliError):
+    """A method was called before the phase that it needs: a bug of ours (exit 7)."""
+
+
+class Worker:
+    """The rank `rank` of a replica. With a worker extension, its methods are the worker's too."""
+
+    def __new__(cls, config: EngineConfig, rank: int, **_: object) -> "Worker":
+        """An instance of this class, or of a subclass that has the extension's methods."""
+        if config.worker_extension_cls is None:
+            return super().__new__(cls)
+        return object.__new__(extended_class(cls, config.worker_extension_cls))
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        rank: int,
+        *,
+        rendezvous: RendezvousTarget | None,
+        report: ReportState,
+    ) -> None:
+        self.config = config
+        self.rank = rank
+        self.plan = config.plan.rank_plan(rank)
+        self.device = torch.device("cpu")
+        self._dtype = _DTYPES[config.model.dtype]
+        self._rendezvous = rendezvous
+        self._report = report
+        self._context: ParallelContext | None = None
+        self._runner: ModelRunner | None = None
+        self._group_reports: list[GroupReport] = []
+        self._memory_at_start: GpuMemory | None = None
+
+    def init_device(self) -> None:
+        """Take the device that the plan names, join the world, make and verify the groups."""
+        self.device = self._take_device()
+        self._report("device", None, str(self.device))
+        plan = self.config.plan
+        if plan.torch_world > 1:
+            self._join()
+            self._context = build_parallel_context(
+                plan, self.plan.global_rank, timeout_s=self.config.deadlines.execute_model_s
+            )
+        else:
+            self._report("joined", None, "alone")
+            self._context = single_rank_context()
+        self._group_reports = verify_groups(self._context, self.device)
+        self._refuse_wrong_sums()
+        self._report("groups", None, "")
+        _seed(self.config.model.seed)
+        if self.device.type == "cuda":
+            # After the groups, so that NCCL's buffers are not taken for a growth of the model's.
+            _warm_up_blas(self.device, self._dtype)
+            gc.collect()
+            torch.cuda.empty_cache()
+            self._memory_at_start = measure_gpu(self.device)
+
+    def load_model(self) -> None:
+        """Build this rank's part of the model on its device and read its weights."""
+        model_config, context = self.config.model, self._need_context()
+        attention = self.config.plan.attention
+        started = time.monotonic()
+        self._report("weights", 0.0, "")
+        model = build_model(
+            model_config.spec,
+            context,
+            dtype=self._dtype,
+            device=self.device,
+            layer_span=self.plan.layer_span or (0, model_config.spec.num_layers),
+            attention=attention.value if attention else "torch",
+        )
+        if model_config.load_format == "dummy":
+            init_dummy_weights(model, model_config.seed)
+        else:
+            load_weights(
+                model,
+                model_config.path,
+                report=lambda fraction: self._report("weights", fraction, ""),
+            )
+        self._runner = ModelRunner(
+            self.config,
+            model=model,
+            context=context,
+            is_output=self.plan.is_output,
+        )
+        self._report("weights", 1.0, "")
+        logger.info("weights loaded: %.2f s", time.monotonic() - started)
+
+    def determine_available_memory(self) -> int:
+        """Bytes that the KV cache of this rank may take.
+
+        Raises:
+            UnfitError: nothing is left for it.
+        """
+        runner = self._need_runner()
+        given = self.config.cache.kv_cache_memory_bytes
+        if given is not None:
+            num_bytes, how = given, "as configured"
+        elif self.device.type == "cpu":
+            here = [
+                rank for rank in self.config.plan.ranks if rank.node_rank == self.plan.node_rank
+            ]
+            num_bytes = cpu_kv_cache_bytes(free_host_bytes(), len(here))
+            how = f"a quarter of the free memory, for {len(here)} ranks on this node"
+        else:
+            num_bytes = self._profile_gpu(runner)
+            how = f"gpu_memory_utilization={self.config.cache.gpu_memory_utilization:g}"
+        self._report("memory", None, f"{num_bytes / 2**30:.2f} GiB for KV ({how})")
+        return num_bytes
+
+    def kv_bytes_per_block(self) -> int:
+        """Bytes that one KV block takes on this rank."""
+        return self._need_runner().kv_bytes_per_block()
+
+    def initialize_from_config(self, config: KVCacheConfig) -> None:
+        """Allocate the KV cache; all requests known before are forgotten."""
+        self._need_runner().initialize_kv_cache(config)
+        self._report("kv", None, f"{config.num_blocks} blocks of {config.block_size} tokens")
+
+    def compile_or_warm_up_model(self) -> None:
+        """Run dummy steps, so that the first request finds everything allocated and chosen."""
+        started = time.monotonic()
+        num_tokens = warm_up(self._need_runner(), self.config, self.device)
+        seconds = time.monotonic() - started
+        self._report("warm-up", None, f"{num_tokens} tokens")
+        logger.info("warmed up: %.2f s", seconds)
+
+    def execute_model(self, output: SchedulerOutput) -> ModelRunnerOutput | None:
+        """Run one step; None on ranks that are not the output rank, and with defer_sampling."""
+        return self._need_runner().execute(output)
+
+    def sample_tokens(self, grammar: object | None = None) -> ModelRunnerOutput | None:
+        """Sample the step that `execute_model` deferred; None where this isn't the output rank."""
+        return self._need_runner().sample_deferred(grammar)
+
+    def execute_dummy_batch(self) -> None:
+        """Take part in a step without a request of one's own; no request's KV cache is touched."""
+        self._need_runner().dummy_step([1])
+
+    def check_health(self) -> None:
+        """Return when the device answers; raises its error when it does not work any more."""
+        if not bool(torch.ones((), device=self.device) == 1):
+            raise VcliError(f"{self.device} computes wrong results")
+
+    def group_reports(self) -> list[GroupReport]:
+        """The groups of this rank with what their verification found at the start."""
+        return self._group_reports
+
+    def shutdown(self) -> None:
+        """Give memory and groups back; may be called twice, and in any phase."""
+        if self._runner is not None:
+            self._runner.release()
+            self._runner = None
+        if self.device.type == "cuda":
+            # Nothing may still be using the communicators when they are destroyed.
+            torch.cuda.synchronize(self.device)
+            torch.cuda.empty_cache()
+        if self._context is not None:
+            context, self._context = self._context, None
+            if context.world_size > 1:
+                torch.distributed.destroy_process_group()
+
+    def _take_device(self) -> torch.device:
+        if self.config.device_type == "cpu":
+            return torch.device("cpu")
+        index, count = self.plan.device_index, torch.cuda.device_count()
+        if index >= count:
+            raise UnfitError(
+                f"rank {self.rank} is planned on cuda:{index}, {count} CUDA devices are visible",
+                hint="check CUDA_VISIBLE_DEVICES, or lower --tensor-parallel-size",
+            )
+        device = torch.device("cuda", index)
+        torch.cuda.set_device(device)
+        if self._dtype is torch.bfloat16 and not torch.cuda.is_bf16_supported():
+            raise UnfitError(
+                f"{torch.cuda.get_device_name(device)} has no bfloat16", hint="--dtype float16"
+            )
+        return device
+
+    def _join(self) -> None:
+        if self._rendezvous is None:
+            raise PhaseError(
+                f"rank {self.rank} of {self.config.plan.torch_world} has no rendezvous"
+            )
+        join_world(
+            comm_backend(self.device.type),
+            self.plan.global_rank,
+            self.config.plan.torch_world,
+            self._rendezvous,
+            timeout_s=self.config.deadlines.start_s,
+        )
+        self._report("joined", None, f"{self.config.plan.torch_world} ranks")
+
+    def _refuse_wrong_sums(self) -> None:
+        for report in self._group_reports:
+            if not report.verified:
+                raise UnfitError(
+                    f"rank {self.rank}: the {report.kind} group {report.ranks} sums wrongly "
+                    f"({report.all_reduce} over {report.transport}): {report.note}",
+                    hint="vcli doctor checks the links between the devices",
+                )
+
+    def _profile_gpu(self, runner: ModelRunner) -> int:
+        at_start = self._memory_at_start
+        if at_start is None:
+            raise PhaseError("determine_available_memory came before init_device")
+        torch.cuda.reset_peak_memory_stats(self.device)
+        profile_step(runner, self.config)
+        torch.cuda.synchronize(self.device)
+        gc.collect()
+        torch.cuda.empty_cache()
+        return gpu_kv_cache_bytes(
+            at_start=at_start,
+            after_profile=measure_gpu(self.device),
+            gpu_memory_utilization=self.config.cache.gpu_memory_utilization,
+        )
+
+    def _need_context(self) -> ParallelContext:
+        if self._context is None:
+            raise PhaseError("load_model came before init_device")
+        return self._context
+
+    def _need_runner(self) -> ModelRunner:
+        if self._runner is None:
+            raise PhaseError("the model was not loaded, or the worker was shut down")
+        return self._runner
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def _warm_up_blas(device: torch.device, dtype: torch.dtype) -> None:
+    # cuBLAS and cuBLASLt take their workspaces at the first call of each, and never give them
+    # back: before the first measurement, so that they count as what was there before.
+    matrix = torch.zeros((16, 16), device=device, dtype=dtype)
+    torch.mm(matrix, matrix)
+    torch.nn.functional.linear(matrix, matrix, matrix[0])
+    torch.cuda.synchronize(device)
