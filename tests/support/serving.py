@@ -120,14 +120,15 @@ class Server:
         assert set(Path("/dev/shm").iterdir()) - self._shm_before == set()
 
     def metrics(self, url: str) -> dict[str, float]:
-        """Every sample of /metrics without labels, and with them as they are written."""
+        """Every sample of /metrics by its bare name, summed over its labels."""
         with urllib.request.urlopen(f"{url}/metrics", timeout=10) as response:
             text = response.read().decode()
-        samples = {}
+        samples: dict[str, float] = {}
         for line in text.splitlines():
             if line and not line.startswith("#"):
                 name, value = line.rsplit(" ", 1)
-                samples[name] = float(value)
+                name = name.split("{")[0]
+                samples[name] = samples.get(name, 0.0) + float(value)
         return samples
 
     def end(self) -> None:
@@ -136,6 +137,10 @@ class Server:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait(10)
+        self._reader.join(5)
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
 
 
 @contextlib.contextmanager

@@ -84,14 +84,16 @@ def serving_core(
     with core:
         thread.start()
         engine, server, url, loop = ready.result(10)
-        with (
-            openai.OpenAI(
-                base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=10
-            ) as client,
-            httpx.Client(base_url=url, timeout=10) as http,
-        ):
-            yield Serving(core, engine, server, url, loop, client, http, thread)
-        if thread.is_alive():
-            loop.call_soon_threadsafe(server.stop_now)
-        thread.join(10)
-        assert not thread.is_alive()
+        try:
+            with (
+                openai.OpenAI(
+                    base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=10
+                ) as client,
+                httpx.Client(base_url=url, timeout=10) as http,
+            ):
+                yield Serving(core, engine, server, url, loop, client, http, thread)
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+                loop.call_soon_threadsafe(server.stop_now)
+            thread.join(10)
+            assert not thread.is_alive()

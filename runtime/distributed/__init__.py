@@ -1,0 +1,1 @@
+"""The `distributed` package of vcli."""

@@ -1,0 +1,62 @@
+"""One process group as this rank sees it. It knows no layout: who is in it comes from the plan."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch.distributed import ProcessGroup
+
+
+class Communicator(Protocol):
+    """What can move tensors between the ranks of one group instead of torch.distributed."""
+
+    name: str
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum over all ranks; may be written into `tensor`."""
+
+    def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        """The tensors of all ranks, concatenated along `dim` in rank order."""
+
+    def send(self, tensor: torch.Tensor, dst_rank_in_group: int) -> None:
+        """Hands `tensor` to one rank; blocks until it can be reused."""
+
+    def recv(self, buffer: torch.Tensor, src_rank_in_group: int) -> None:
+        """Fills `buffer` with what that rank sent next."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupHandle:
+    """A group of global `ranks` and the place of this rank in it.
+
+    `device_group` moves tensors of the device, `cpu_group` (gloo) those of the CPU; on a CPU they
+    are the same. Both are None for a group of one, which talks to nobody. With `communicator`
+    the group's tensors go through it.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    rank_in_group: int
+    device_group: ProcessGroup | None = None
+    cpu_group: ProcessGroup | None = None
+    communicator: Communicator | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.ranks)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank begins the group (for PP: has the embedding)."""
+        return self.rank_in_group == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this rank ends the group (for PP: has the head)."""
+        return self.rank_in_group == self.size - 1
+
+
+def single_rank_group(kind: str, rank: int = 0) -> GroupHandle:
+    """The group in which `rank` is alone."""
+    return GroupHandle(kind=kind, ranks=(rank,), rank_in_group=0)
