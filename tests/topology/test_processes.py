@@ -139,7 +139,7 @@ def test_helpers_follow_the_start_method() -> None:
         config = ParallelConfig(tensor_parallel_size=2, nnodes=2, start_method=method)
         return [helper.title for helper in plan_topology(config).helpers]
 
-    assert titles("spawn") == ["resource_tracker"] * 2
+    assert titles("spawn") == []
     assert titles("forkserver") == ["vcli::ForkServer"] * 2
     assert titles("fork") == []
 

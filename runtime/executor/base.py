@@ -1,0 +1,259 @@
+"""One call to all ranks of a replica: the interface, and which class implements a back end."""
+
+import importlib
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Literal, overload
+
+from vcli.runtime.config import EngineConfig
+from vcli.runtime.errors import FailureReport
+from vcli.runtime.log import get_logger
+from vcli.runtime.messages import (
+    ChildMessage,
+    GroupReport,
+    KVCacheConfig,
+    ModelRunnerOutput,
+    SchedulerOutput,
+)
+from vcli.runtime.worker.dispatch import DEFAULT_WORKER_CLS
+from vcli.topology.errors import ConfigError
+
+logger = get_logger(__name__)
+
+StepResult = ModelRunnerOutput | None
+FailureCallback = Callable[[FailureReport], None]
+
+#: By path, since they build on this module.
+_BACKENDS = {
+    "uni": "vcli.runtime.executor.uniproc.UniProcExecutor",
+    "mp": "vcli.runtime.executor.multiproc.MultiprocExecutor",
+}
+
+#: Deadline of a health check, where the caller names none.
+HEALTH_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class RpcCall:
+    """One call to all ranks. `reply_rank` None: the results of all."""
+
+    method: str | Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    timeout_s: float
+    reply_rank: int | None
+
+    @property
+    def name(self) -> str:
+        """The method's or function's name, for messages."""
+        if isinstance(self.method, str):
+            return self.method
+        return getattr(self.method, "__qualname__", None) or repr(self.method)
+
+
+class Executor(ABC):
+    """Runs the workers of one replica. Calls reach all ranks in the order in which they are made.
+
+    A failed step (`execute_model`, `sample_tokens`, `execute_dummy_batch`) is the end of the
+    executor, since peers of the failed rank may wait in a collective for ever. Any other call may
+    fail by itself.
+
+    `on_message` gets the start-up states of the workers, from a thread of the executor; it must
+    not block.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        on_message: Callable[[ChildMessage], None],
+        worker_cls: str = DEFAULT_WORKER_CLS,
+    ) -> None:
+        self._config = config
+        self._on_message = on_message
+        self._worker_cls = worker_cls
+        self._failure: FailureReport | None = None
+        self._failure_callbacks: list[FailureCallback] = []
+        self._failure_lock = threading.Lock()
+
+    # ---- what a back end implements ---------------------------------------------------------
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start all ranks and wait until each has its device, groups and weights.
+
+        Raises:
+            StartupError: a rank failed, died or was missing at the deadline; the others are ended.
+        """
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """End all ranks and give back everything; may be called again, and from any thread."""
+
+    @abstractmethod
+    def _submit(self, call: RpcCall) -> "Future[Any]":
+        """Send a call to all ranks; its future is done when all expected replies are there."""
+
+    @property
+    @abstractmethod
+    def worker_pids(self) -> Mapping[str, int]:
+        """Pid of each worker process by its title; empty when there is none."""
+
+    # ---- calls ------------------------------------------------------------------------------
+
+    @overload
+    def execute_model(
+        self, output: SchedulerOutput, *, non_block: Literal[False] = False
+    ) -> StepResult: ...
+    @overload
+    def execute_model(
+        self, output: SchedulerOutput, *, non_block: Literal[True]
+    ) -> "Future[StepResult]": ...
+    def execute_model(
+        self, output: SchedulerOutput, *, non_block: bool = False
+    ) -> "StepResult | Future[StepResult]":
+        """Run one step on all ranks; gives the output rank's result."""
+        future = self._submit(self._step("execute_model", (output,)))
+        return future if non_block else future.result()
+
+    @overload
+    def sample_tokens(
+        self, grammar: object | None, *, non_block: Literal[False] = False
+    ) -> StepResult: ...
+    @overload
+    def sample_tokens(
+        self, grammar: object | None, *, non_block: Literal[True]
+    ) -> "Future[StepResult]": ...
+    def sample_tokens(
+        self, grammar: object | None, *, non_block: bool = False
+    ) -> "StepResult | Future[StepResult]":
+        """Sample the step that was executed with `defer_sampling`."""
+        future = self._submit(self._step("sample_tokens", (grammar,)))
+        return future if non_block else future.result()
+
+    def execute_dummy_batch(self) -> None:
+        """Take part in the collectives of a step without requests."""
+        self._submit(self._step("execute_dummy_batch", ())).result()
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        *,
+        timeout_s: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        non_block: bool = False,
+        unique_reply_rank: int | None = None,
+    ) -> Any:
+        """Call a public method of the worker, or a function with the worker first, on all ranks.
+
+        Gives the results in the order of ranks, or the one of `unique_reply_rank`; with
+        `non_block` a future of it. `timeout_s` counts from now and is that of a step by default.
+
+        Raises:
+            ConfigError: the worker has no such method, or there is no such rank.
+            WorkerError: a rank raised; the others' results are dropped, the executor is well.
+            WorkerDiedError: a rank is gone, or a step failed before.
+            RpcTimeoutError: names the ranks that did not answer, and what they do.
+        """
+        num_ranks = self._config.plan.world_size
+        if unique_reply_rank is not None and not 0 <= unique_reply_rank < num_ranks:
+            raise ConfigError(f"unique_reply_rank={unique_reply_rank} of {num_ranks} ranks")
+        if timeout_s is None:
+            timeout_s = self._config.deadlines.execute_model_s
+        future = self._submit(
+            RpcCall(method, tuple(args), dict(kwargs or {}), timeout_s, unique_reply_rank)
+        )
+        return future if non_block else future.result()
+
+    def determine_available_memory(self) -> list[int]:
+        """Bytes for the KV cache on each rank."""
+        return list(self._start_call("determine_available_memory"))
+
+    def initialize_from_config(self, config: KVCacheConfig) -> None:
+        """Allocate the KV cache on each rank."""
+        self._start_call("initialize_from_config", config)
+
+    def compile_or_warm_up_model(self) -> None:
+        """Run every shape once that will be needed."""
+        self._start_call("compile_or_warm_up_model")
+
+    def group_reports(self) -> list[GroupReport]:
+        """The verified groups, one report for each distinct group."""
+        distinct: dict[tuple[str, tuple[int, ...]], GroupReport] = {}
+        for reports in self.collective_rpc("group_reports"):
+            for report in reports:
+                distinct.setdefault((report.kind, tuple(report.ranks)), report)
+        return list(distinct.values())
+
+    def check_health(self, timeout_s: float = HEALTH_TIMEOUT_S) -> None:
+        """Return when every rank has answered.
+
+        Raises:
+            RpcTimeoutError: names the ranks that did not, and what they do.
+            WorkerError, WorkerDiedError: a rank is not well.
+        """
+        self.collective_rpc("check_health", timeout_s=timeout_s)
+
+    # ---- failure ----------------------------------------------------------------------------
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether nothing can be called any more."""
+        return self._failure is not None
+
+    def register_failure_callback(self, callback: FailureCallback) -> None:
+        """Call `callback` once when the executor fails; at once when it has already."""
+        with self._failure_lock:
+            failure = self._failure
+            if failure is None:
+                self._failure_callbacks.append(callback)
+                return
+        callback(failure)
+
+    def _fail(self, report: FailureReport) -> None:
+        """Note the first failure and tell everybody who wants to know."""
+        with self._failure_lock:
+            if self._failure is not None:
+                return
+            self._failure = report
+            callbacks, self._failure_callbacks = self._failure_callbacks, []
+        logger.error("executor failed: %s", report.describe())
+        for callback in callbacks:
+            callback(report)
+
+    def _step(self, method: str, args: tuple[Any, ...]) -> RpcCall:
+        return RpcCall(
+            method,
+            args,
+            {},
+            self._config.deadlines.execute_model_s,
+            self._config.plan.output_rank,
+        )
+
+    def _start_call(self, method: str, *args: Any) -> Any:
+        return self.collective_rpc(method, timeout_s=self._config.deadlines.start_s, args=args)
+
+
+def get_executor_class(backend: str) -> type[Executor]:
+    """The class that runs the back end of a plan: `uni`, `mp`, or the dotted path of a class.
+
+    Raises:
+        ConfigError: a back end that is planned but can't be run yet, or a path without an Executor.
+    """
+    module_name, _, class_name = _BACKENDS.get(backend, backend).rpartition(".")
+    if not module_name:
+        raise ConfigError(
+            f"topo plans the back end {backend!r}; serve does not run it yet",
+            hint="--distributed-executor-backend mp",
+        )
+    try:
+        found = vars(importlib.import_module(module_name)).get(class_name)
+    except ImportError as error:
+        raise ConfigError(f"executor {backend!r} can't be imported: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Executor)):
+        raise ConfigError(f"{backend!r} is no subclass of {Executor.__module__}.Executor")
+    return found

@@ -1,0 +1,270 @@
+"""Calls in flight: ids, one deadline each, failures at once, replies of old calls dropped.
+
+    submit --> record in the ring ... deliver(reply) by the receiver of each rank --> future
+                                      clerk thread: deadlines
+                                      fail(report): a rank is gone
+
+Every rank may report the failure of a call, whoever was to reply. A failure that looks like the
+consequence of another process' end is held back a moment for the cause to show up.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from vcli.runtime.errors import (
+    FailureReport,
+    ReportedError,
+    RpcTimeoutError,
+    WorkerDiedError,
+    WorkerError,
+)
+from vcli.runtime.process.failures import Weight, weigh
+from vcli.topology.errors import VcliError
+
+#: Longer than the process monitor takes to name the cause of a failure.
+_CAUSE_WAIT_S = 0.3
+
+
+#: A rank that fails in one of these leaves its peers in a collective: nothing works after it.
+STEP_METHODS = frozenset({"execute_model", "sample_tokens", "execute_dummy_batch"})
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class PendingCall:
+    """A call whose replies are not all there. `results` by rank."""
+
+    call_id: int
+    method: str
+    expected: frozenset[int]
+    reply_rank: int | None
+    timeout_s: float
+    deadline_s: float
+    future: "Future[Any]" = field(default_factory=Future)
+    results: dict[int, Any] = field(default_factory=dict)
+    suspect: FailureReport | None = None
+    """A failure that is perhaps only a consequence; it counts from `suspect_until_s` on."""
+    suspect_until_s: float = 0.0
+    is_sent: bool = False
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks whose result is not there."""
+        return sorted(self.expected - self.results.keys())
+
+    @property
+    def due_s(self) -> float:
+        """When the clerk must look at it; while it is sent, the ring keeps its deadline."""
+        if self.suspect is not None:
+            return self.suspect_until_s
+        return self.deadline_s if self.is_sent else math.inf
+
+    def merged(self) -> Any:
+        """The value of the call, from complete results."""
+        if self.reply_rank is not None:
+            return self.results[self.reply_rank]
+        return [self.results[rank] for rank in sorted(self.results)]
+
+
+class RpcClient:
+    """Books calls and settles their futures. Thread-safe.
+
+    `titles` are the processes by rank; `activity(rank)` says what a rank does now, "" for nothing.
+    `on_step_failure` gets the failure of a step before the step's future is settled.
+    """
+
+    def __init__(
+        self,
+        titles: Sequence[str],
+        *,
+        activity: Callable[[int], str],
+        on_step_failure: Callable[[FailureReport], None],
+    ) -> None:
+        self._titles = titles
+        self._activity = activity
+        self._on_step_failure = on_step_failure
+        self._changed = threading.Condition()
+        self._pending: dict[int, PendingCall] = {}
+        self._next_id = 0
+        self._failure: ReportedError | None = None
+        self._clerk_wakes_s = math.inf
+        self._clerk = threading.Thread(target=self._watch_deadlines, name="rpc-clerk", daemon=True)
+        self._is_closed = False
+
+    def start(self) -> None:
+        """Keep deadlines from now on."""
+        self._clerk.start()
+
+    def book(self, method: str, *, timeout_s: float, reply_rank: int | None) -> PendingCall:
+        """A new call with its id, to be sent; its time runs from here.
+
+        Raises:
+            WorkerError, WorkerDiedError: what ended the executor before.
+        """
+        ranks = range(len(self._titles)) if reply_rank is None else (reply_rank,)
+        with self._changed:
+            if self._failure is not None:
+                raise type(self._failure)(self._failure.report)
+            self._next_id += 1
+            call = self._new_call(self._next_id, method, frozenset(ranks), reply_rank, timeout_s)
+            return call
+
+    def note_sent(self, call: PendingCall) -> None:
+        """Watch the deadline of a call that is on its way."""
+        with self._changed:
+            call.is_sent = True
+            self._wake_clerk(call.deadline_s)
+
+    def deliver(self, rank: int, call_id: int, result: Any) -> None:
+        """Note a rank's result; a call that is settled already ignores it."""
+        with self._changed:
+            call = self._pending.get(call_id)
+            if call is None or rank not in call.expected:
+                return
+            call.results[rank] = result
+            if call.missing:
+                return
+            del self._pending[call_id]
+        call.future.set_result(call.merged())
+
+    def deliver_failure(self, call_id: int, report: FailureReport) -> None:
+        """Note that a rank, any rank, failed in this call; also when others have completed it."""
+        with self._changed:
+            call = self._pending.get(call_id)
+            if call is None:
+                if report.phase not in STEP_METHODS or self._failure is not None:
+                    return
+                call = self._new_call(call_id, report.phase, frozenset(), None, 0.0)
+            if weigh(report) is Weight.CONSEQUENCE:
+                if call.suspect is None:
+                    call.suspect = report
+                    call.suspect_until_s = time.monotonic() + _CAUSE_WAIT_S
+                    self._wake_clerk(call.suspect_until_s)
+                return
+        self._settle_failed(call, WorkerError(report))
+
+    def abandon(self, call: PendingCall, error: VcliError) -> None:
+        """Settle a call that could not be sent in time."""
+        self._settle_failed(call, error)
+
+    def fail(self, error: ReportedError) -> None:
+        """Settle everything with `error`, and refuse calls from now on; the first one counts."""
+        with self._changed:
+            if self._failure is None:
+                self._failure = error
+            calls = list(self._pending.values())
+            self._pending.clear()
+            self._changed.notify_all()
+        for call in calls:
+            call.future.set_exception(type(error)(error.report))
+
+    def close(self) -> None:
+        """End the clerk; `fail` comes before it."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        if self._clerk.ident is not None:
+            self._clerk.join()
+
+    # ---- settling ---------------------------------------------------------------------------
+
+    def _new_call(
+        self,
+        call_id: int,
+        method: str,
+        expected: frozenset[int],
+        reply_rank: int | None,
+        timeout_s: float,
+    ) -> PendingCall:
+        call = PendingCall(
+            call_id=call_id,
+            method=method,
+            expected=expected,
+            reply_rank=reply_rank,
+            timeout_s=timeout_s,
+            deadline_s=time.monotonic() + timeout_s,
+        )
+        # Workers can't take a call back, so its future can't be cancelled.
+        call.future.set_running_or_notify_cancel()
+        self._pending[call_id] = call
+        return call
+
+    def _settle_failed(self, call: PendingCall, error: VcliError) -> None:
+        with self._changed:
+            if self._pending.get(call.call_id) is not call:
+                return
+            if call.method not in STEP_METHODS:
+                del self._pending[call.call_id]
+        if call.method not in STEP_METHODS:
+            call.future.set_exception(error)
+            return
+        if isinstance(error, ReportedError):
+            self._on_step_failure(error.report)
+            self.fail(error)
+            return
+        report = self._timeout_report(call, error)
+        self._on_step_failure(report)
+        with self._changed:
+            is_mine = self._pending.pop(call.call_id, None) is call
+        if is_mine:
+            call.future.set_exception(error)
+        self.fail(WorkerDiedError(report))
+
+    def _timeout_error(self, call: PendingCall) -> RpcTimeoutError:
+        missing = "; ".join(self._describe(rank) for rank in call.missing)
+        busy = [
+            self._describe(rank)
+            for rank in range(len(self._titles))
+            if rank not in call.missing and self._activity(rank)
+        ]
+        others = f"; meanwhile {'; '.join(busy)}" if busy else ""
+        return RpcTimeoutError(
+            f"{call.method}: no answer within {call.timeout_s:g} s from {missing}{others}",
+            hint="a rank that waits in a collective waits for another one: "
+            "look at what all ranks do",
+        )
+
+    def _timeout_report(self, call: PendingCall, error: VcliError) -> FailureReport:
+        rank = call.missing[0]
+        return FailureReport(
+            process=self._titles[rank],
+            phase=call.method,
+            kind=type(error).__name__,
+            message=error.message,
+            rank=rank,
+            hint=error.hint,
+        )
+
+    def _describe(self, rank: int) -> str:
+        activity = self._activity(rank)
+        return f"rank {rank} ({self._titles[rank]}" + (f", {activity})" if activity else ")")
+
+    # ---- clerk ------------------------------------------------------------------------------
+
+    def _wake_clerk(self, due_s: float) -> None:
+        # Steps have far and growing deadlines, so the hot path finds the clerk asleep for long
+        # enough and does not wake it.
+        if due_s < self._clerk_wakes_s:
+            self._changed.notify_all()
+
+    def _watch_deadlines(self) -> None:
+        while True:
+            with self._changed:
+                if self._is_closed:
+                    return
+                now_s = time.monotonic()
+                due = [call for call in self._pending.values() if call.due_s <= now_s]
+                if not due:
+                    nearest_s = min((c.due_s for c in self._pending.values()), default=math.inf)
+                    self._clerk_wakes_s = nearest_s
+                    self._changed.wait(None if nearest_s == math.inf else nearest_s - now_s)
+                    continue
+            for call in due:
+                if call.suspect is not None:
+                    self._settle_failed(call, WorkerError(call.suspect))
+                else:
+                    self._settle_failed(call, self._timeout_error(call))

@@ -1,0 +1,1 @@
+"""The `ipc` package of vcli."""

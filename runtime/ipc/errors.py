@@ -1,0 +1,46 @@
+"""Why a queue could not send or receive."""
+
+from vcli.runtime.ipc.layout import ReaderState
+from vcli.topology.errors import ExitStatus, VcliError
+
+
+class QueueError(VcliError):
+    """The broadcast queue cannot do what was asked."""
+
+    exit_status = ExitStatus.DIED_SERVING
+
+
+class QueueTimeout(QueueError, TimeoutError):
+    """Nothing came in time."""
+
+
+class QueueFullTimeout(QueueTimeout):
+    """No space in time; `behind` are the readers that did not read, as they were then."""
+
+    def __init__(self, name: str, waited_s: float, behind: list[ReaderState]) -> None:
+        who = "; ".join(state.describe() for state in behind)
+        super().__init__(
+            f"queue {name!r} had no space for {waited_s:.1f} s: {who}",
+            hint="look at the stacks of those processes",
+        )
+        self.behind = behind
+
+
+class QueueCancelled(QueueError):
+    """`cancel()` was called on this end."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"queue {name!r} was cancelled")
+
+
+class PeerDiedError(QueueError):
+    """The process at the other end is dead. `reader_index` is None when it was the writer."""
+
+    def __init__(self, message: str, *, reader_index: int | None, pid: int | None) -> None:
+        super().__init__(message)
+        self.reader_index = reader_index
+        self.pid = pid
+
+
+class PeerClosedError(PeerDiedError):
+    """The other end closed the queue in order; its process may live on."""

@@ -1,0 +1,1 @@
+"""The `launch` package of vcli."""

@@ -1,0 +1,192 @@
+"""One child as both sides see it: what it shall be (`ChildSpec`), what it may say (`ChildContext`).
+
+Both speak over the control socket:
+
+    parent  --StartFrame, once-->  child
+    parent  <--ChildMessage, often- child
+"""
+
+import contextlib
+import os
+import pickle
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from vcli.runtime.errors import FailureReport
+from vcli.runtime.log import get_logger
+from vcli.runtime.messages import ChildFailure, ChildMessage, ChildReady, ChildState
+from vcli.runtime.process.control import send_frame
+from vcli.runtime.process.failures import report_error
+from vcli.runtime.process.lifeline import Lifeline
+from vcli.topology.names import TITLE_PREFIX
+
+logger = get_logger(__name__)
+
+#: Between two reports of progress within one state.
+_PROGRESS_INTERVAL_S = 0.1
+
+#: Phase of a process that is ready, in the failures that it reports.
+SERVING = "serving"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildSpec:
+    """A child to start. `target` is `package.module:function`, called with a `ChildContext` first.
+
+    `arguments` are pickled in the parent and read in the child after its own set-up. `environ` is
+    added to the inherited environment (`environ.worker_environ` has the rules); `pass_fds` keep
+    their numbers. `title` is kept without the prefix of process titles: `Worker_TP1`.
+    """
+
+    target: str
+    arguments: tuple[Any, ...]
+    title: str
+    rank: int | None = None
+    environ: Mapping[str, str] = field(default_factory=dict)
+    omp_num_threads: int | None = None
+    cpu_affinity: tuple[int, ...] | None = None
+    pass_fds: tuple[int, ...] = ()
+    log_level: str = "INFO"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "title", self.title.removeprefix(TITLE_PREFIX))
+
+    def encode(self) -> bytes:
+        """The frame that tells all of this to the child."""
+        return msgspec.msgpack.encode(
+            StartFrame(
+                target=self.target,
+                title=self.title,
+                rank=self.rank,
+                environ=dict(self.environ),
+                omp_num_threads=self.omp_num_threads,
+                cpu_affinity=self.cpu_affinity,
+                pass_fds=self.pass_fds,
+                log_level=self.log_level,
+                parent_pid=os.getpid(),
+                started_s=time.monotonic(),
+                arguments=pickle.dumps(self.arguments, protocol=pickle.HIGHEST_PROTOCOL),
+            )
+        )
+
+
+class StartFrame(msgspec.Struct, frozen=True, kw_only=True):
+    """`ChildSpec` on the wire; `arguments` stay pickled until the child has set itself up.
+
+    `started_s` is on the monotonic clock, which all processes of a host share.
+    """
+
+    target: str
+    title: str
+    rank: int | None
+    environ: dict[str, str]
+    omp_num_threads: int | None
+    cpu_affinity: tuple[int, ...] | None
+    pass_fds: tuple[int, ...]
+    log_level: str
+    parent_pid: int
+    started_s: float
+    arguments: bytes
+
+
+class ChildContext:
+    """A child's own side: who it is, and how it talks to its parent. Safe from any thread.
+
+    A parent that is gone makes the messages vanish: the lifeline is about to end the process.
+    """
+
+    def __init__(self, start: StartFrame, control: socket.socket, lifeline: Lifeline) -> None:
+        self.title = start.title
+        self.rank = start.rank
+        self.parent_pid = start.parent_pid
+        self._started_s = start.started_s
+        self._control = control
+        self._lifeline = lifeline
+        self._send_lock = threading.Lock()
+        self._failure_lock = threading.Lock()
+        self._phase = "spawned"
+        self._state = ""
+        self._is_ready = False
+        self._has_failed = False
+        self._last_progress_s = 0.0
+
+    def seconds(self) -> float:
+        """Time since the parent started this process."""
+        return time.monotonic() - self._started_s
+
+    def set_phase(self, name: str) -> None:
+        """Name what the process does from here on; used when it fails."""
+        self._phase = name
+
+    def report_state(self, state: str, fraction: float | None = None, detail: str = "") -> None:
+        """Tell the parent that `state` is reached, or how far it is.
+
+        Progress within a state may be reported as often as it is known: it is sent at most ten
+        times a second, its end always.
+        """
+        now = time.monotonic()
+        is_progress = state == self._state and fraction is not None and fraction < 1.0
+        if is_progress and now - self._last_progress_s < _PROGRESS_INTERVAL_S:
+            return
+        self._last_progress_s = now
+        self._state = state
+        if not self._is_ready:
+            self._phase = state
+        self.forward(
+            ChildState(
+                process=self.title,
+                state=state,
+                seconds=self.seconds(),
+                pid=os.getpid(),
+                rank=self.rank,
+                fraction=fraction,
+                detail=detail,
+            )
+        )
+
+    def ready(self, payload: Any = None) -> None:
+        """Tell the parent that this process can be used; `payload` must be msgpack-able."""
+        self._phase = SERVING
+        self._is_ready = True
+        self.forward(
+            ChildReady(process=self.title, seconds=self.seconds(), pid=os.getpid(), payload=payload)
+        )
+
+    def fail(self, report: FailureReport) -> None:
+        """Tell the parent of a failure; the first one is sent, later ones are its consequences."""
+        with self._failure_lock:
+            if self._has_failed:
+                return
+            self._has_failed = True
+        self.forward(ChildFailure(report=report))
+
+    def fail_with(self, error: BaseException) -> FailureReport:
+        """Tell the parent, and the log, of an error that ends this process; once."""
+        report = report_error(
+            error,
+            process=self.title,
+            phase=self._phase,
+            rank=self.rank,
+            is_serving=self._is_ready,
+        )
+        if not self._has_failed:
+            logger.error("failed phase=%s", self._phase, exc_info=error)
+        self.fail(report)
+        return report
+
+    def forward(self, message: ChildMessage) -> None:
+        """Send a message as it is: a child passes on what its own children report."""
+        payload = msgspec.msgpack.encode(message)
+        # The send lock also orders the messages of several threads.
+        with self._send_lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            send_frame(self._control, payload)
+
+    def on_parent_death(self, callback: Callable[[], None]) -> None:
+        """Run `callback` when the parent is gone; a hard exit follows within a second."""
+        self._lifeline.on_parent_death(callback)

@@ -1,0 +1,193 @@
+"""Children that live and fail together: start all, wait for all, watch all, end all.
+
+The monitor watches in a thread of its own; everybody else waits on its condition.
+
+    start --> monitor: states, ready, failures --> wait_ready gives payloads or StartupError
+                                               --> then on_failure, once, with the first cause
+    shutdown: asked > lifelines closed > SIGTERM > SIGKILL, until all are reaped
+"""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from vcli.runtime.errors import FailureReport, StartupError
+from vcli.runtime.log import get_logger
+from vcli.runtime.messages import ChildMessage
+from vcli.runtime.process.child import ChildSpec
+from vcli.runtime.process.monitor import CAUSE_WINDOW_S, ChildMonitor
+from vcli.runtime.process.starter import SpawnStarter, Starter
+from vcli.runtime.process.watched import WatchedChild
+
+logger = get_logger(__name__)
+
+#: Parts of the shutdown's time that are over when a step ends: asked, lifeline, SIGTERM.
+_ASKED_UNTIL = 0.4
+_LIFELINE_UNTIL = 0.8
+_SIGTERM_UNTIL = 0.9
+
+#: A killed process leaves at once, unless the kernel holds it (a device that doesn't answer).
+_KILL_WAIT_S = 2.0
+
+
+class ChildGroup:
+    """Starts children and answers for their life.
+
+    `on_message` is called by the monitor with everything a child says and must not block.
+    `on_failure` is called once, in a thread of its own, with the first cause of the first failure
+    after all were ready; failures before that are raised by `wait_ready`.
+    """
+
+    def __init__(
+        self,
+        on_message: Callable[[ChildMessage], None],
+        on_failure: Callable[[FailureReport], None],
+        *,
+        starter: Starter | None = None,
+    ) -> None:
+        self._on_message = on_message
+        self._on_failure = on_failure
+        self._starter = starter or SpawnStarter()
+        self._children: list[WatchedChild] = []
+        self._monitor: ChildMonitor | None = None
+        self._shutdown_lock = threading.Lock()
+        self._is_closed = False
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids in the order of the specs."""
+        return tuple(watched.child.pid for watched in self._children)
+
+    @property
+    def exit_codes(self) -> tuple[int | None, ...]:
+        """Exit codes in the order of the specs; None for those that run."""
+        return tuple(watched.exit_code for watched in self._children)
+
+    @property
+    def failure(self) -> FailureReport | None:
+        """The cause of the group's failure, once it is known."""
+        return self._monitor.cause if self._monitor is not None else None
+
+    def start(self, specs: Sequence[ChildSpec]) -> None:
+        """Start all children, wait for none; may be called once.
+
+        Raises:
+            UnfitError: the system gives no more processes; those that were started are ended.
+        """
+        if self._monitor is not None:
+            raise RuntimeError("a ChildGroup is started once")
+        self._monitor = ChildMonitor(self._children, self._on_message, self._on_failure)
+        try:
+            for spec in specs:
+                self._children.append(WatchedChild(self._starter.start(spec)))
+        except BaseException:
+            self._monitor.start()
+            self.shutdown(1.0, asked=False)
+            raise
+        self._monitor.start()
+
+    def wait_ready(self, deadline_s: float) -> list[Any]:
+        """Wait until every child is ready; gives their payloads in the order of the specs.
+
+        Raises:
+            StartupError: the first cause of a failure; or after `deadline_s` seconds, naming who
+                is missing in which state.
+        """
+        monitor = self._started_monitor()
+        end_s = time.monotonic() + deadline_s
+        with monitor.changed:
+            while monitor.cause is None:
+                missing = [watched for watched in self._children if not watched.is_ready]
+                if not missing and not monitor.observed:
+                    monitor.is_serving = True
+                    return [watched.payload for watched in self._children]
+                if monitor.is_ending:
+                    raise StartupError(self._ended_report())
+                left_s = end_s - time.monotonic()
+                if left_s <= 0 and not monitor.observed:
+                    raise StartupError(self._missing_report(missing, deadline_s))
+                monitor.changed.wait(max(left_s, CAUSE_WINDOW_S))
+            raise StartupError(monitor.cause)
+
+    def shutdown(self, grace_s: float, *, asked: bool = True) -> None:
+        """End all children within `grace_s`; safe to call again and from any thread.
+
+        With `asked` the caller has told them to end, and they get part of the time for that. Must
+        not be called in `on_message`, which the monitor itself runs.
+        """
+        monitor = self._monitor
+        if monitor is None:
+            return
+        if monitor.is_own_thread:
+            raise RuntimeError("shutdown called in on_message")
+        with self._shutdown_lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            with monitor.changed:
+                monitor.is_ending = True
+                monitor.changed.notify_all()
+            self._end_children(monitor, grace_s, asked=asked)
+            monitor.stop()
+            for watched in self._children:
+                watched.child.close()
+
+    def _end_children(self, monitor: ChildMonitor, grace_s: float, *, asked: bool) -> None:
+        """Go down the ladder until all have ended."""
+        begin_s = time.monotonic()
+        if asked and _wait_ended(monitor, begin_s + grace_s * _ASKED_UNTIL, "being asked"):
+            return
+        for watched in self._children:
+            watched.child.close_lifeline()
+        if _wait_ended(monitor, begin_s + grace_s * _LIFELINE_UNTIL, "their lifeline closed"):
+            return
+        _signal_running(monitor, signal.SIGTERM)
+        if _wait_ended(monitor, begin_s + grace_s * _SIGTERM_UNTIL, "SIGTERM"):
+            return
+        _signal_running(monitor, signal.SIGKILL)
+        _wait_ended(monitor, time.monotonic() + _KILL_WAIT_S, "SIGKILL")
+
+    def _started_monitor(self) -> ChildMonitor:
+        if self._monitor is None:
+            raise RuntimeError("the ChildGroup was not started")
+        return self._monitor
+
+    def _missing_report(self, missing: list[WatchedChild], deadline_s: float) -> FailureReport:
+        states = "; ".join(watched.describe_state() for watched in missing)
+        return msgspec.structs.replace(
+            missing[0].failed_with(
+                "StartTimeout",
+                f"{len(missing)} of {len(self._children)} processes not ready after "
+                f"{deadline_s:g} s: {states}",
+                is_serving=False,
+            ),
+            hint="a slow disk or a large model needs a longer start deadline",
+        )
+
+    def _ended_report(self) -> FailureReport:
+        return self._children[0].failed_with(
+            "Shutdown", "the start was ended before all were ready", is_serving=False
+        )
+
+
+def _signal_running(monitor: ChildMonitor, signum: signal.Signals) -> None:
+    with monitor.changed:
+        for watched in monitor.running():
+            logger.warning("%s sent to %s", signum.name, watched.name)
+            watched.child.send_signal(signum)
+
+
+def _wait_ended(monitor: ChildMonitor, end_s: float, step: str) -> bool:
+    with monitor.changed:
+        while running := monitor.running():
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                names = ", ".join(watched.name for watched in running)
+                logger.warning("still running after %s: %s", step, names)
+                return False
+            monitor.changed.wait(left_s)
+        return True

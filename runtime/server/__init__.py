@@ -1,0 +1,1 @@
+"""The `server` package of vcli."""

@@ -1,0 +1,257 @@
+"""OpenAI's requests as pydantic models, with vLLM's further sampling fields.
+
+Fields that nobody knows are ignored, as OpenAI-compatible servers do. Fields that ask for something
+vcli does not do are refused by name, unless they ask for nothing (`tools: []`).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from vcli.runtime.engine.input_processor import ChatPrompt
+from vcli.runtime.engine.output_processor import OutputOptions
+from vcli.runtime.errors import RequestError
+from vcli.runtime.sampling_params import SamplingParams
+
+#: field -> values that ask for nothing (besides null)
+_UNSUPPORTED_CHAT: Mapping[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none", "auto"),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": ([], ["text"]),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "continue_final_message": (False,),
+    "chat_template": (),
+    "documents": ([],),
+}
+_UNSUPPORTED_COMPLETION: Mapping[str, tuple[Any, ...]] = {
+    "echo": (False,),
+    "suffix": ("",),
+    "response_format": ({"type": "text"},),
+    "prompt_embeds": (),
+}
+_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    "logit_bias": ({},),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "prompt_logprobs": (),
+    "structured_outputs": ({},),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": ([],),
+    "guided_grammar": (),
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "logits_processors": ([],),
+}
+
+
+class StreamOptions(BaseModel):
+    """`include_usage` adds a last chunk with the token counts."""
+
+    include_usage: bool = False
+
+
+class _GenerationRequest(BaseModel):
+    """What chat and text completions share."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None
+    n: int = 1
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    max_tokens: int | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a chunk of token counts."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def output_options(self) -> OutputOptions:
+        """How the text is shown."""
+        return OutputOptions(
+            include_stop_str_in_output=self.include_stop_str_in_output,
+            skip_special_tokens=self.skip_special_tokens,
+        )
+
+    def _check(self, unsupported: Mapping[str, tuple[Any, ...]]) -> None:
+        for name, value in (self.model_extra or {}).items():
+            neutral = unsupported.get(name, _UNSUPPORTED.get(name))
+            if neutral is not None and value is not None and value not in neutral:
+                raise RequestError(f"{name} is not supported", parameter=name)
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options is for stream=true only", parameter="stream_options")
+
+    def _sampling(
+        self, defaults: Mapping[str, float], *, max_tokens: int | None, logprobs: int | None
+    ) -> SamplingParams:
+        return SamplingParams(
+            temperature=_first(self.temperature, defaults.get("temperature"), 1.0),
+            top_p=_first(self.top_p, defaults.get("top_p"), 1.0),
+            top_k=_top_k(self.top_k, defaults),
+            min_p=_first(self.min_p, defaults.get("min_p"), 0.0),
+            repetition_penalty=_first(
+                self.repetition_penalty, defaults.get("repetition_penalty"), 1.0
+            ),
+            presence_penalty=_first(self.presence_penalty, 0.0),
+            frequency_penalty=_first(self.frequency_penalty, 0.0),
+            seed=self.seed,
+            stop=_stop_strings(self.stop),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=self.ignore_eos,
+            min_tokens=self.min_tokens,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+        )
+
+
+class ChatMessage(BaseModel):
+    """One message. Further keys (`name`, `tool_calls`) are passed on to the chat template."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+
+
+class ChatCompletionRequest(_GenerationRequest):
+    """Body of POST /v1/chat/completions."""
+
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raise RequestError for the first field that asks for what vcli does not do."""
+        self._check(_UNSUPPORTED_CHAT)
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs=true", parameter="top_logprobs")
+
+    def prompt(self) -> ChatPrompt:
+        """The conversation, contents as plain text."""
+        return chat_prompt(
+            self.messages,
+            add_generation_prompt=self.add_generation_prompt,
+            arguments=self.chat_template_kwargs,
+        )
+
+    def sampling(self, defaults: Mapping[str, float]) -> SamplingParams:
+        """The sampling options; `defaults` fill those left open."""
+        limit = (
+            self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        )
+        logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        return self._sampling(defaults, max_tokens=limit, logprobs=logprobs)
+
+
+class CompletionRequest(_GenerationRequest):
+    """Body of POST /v1/completions; without `max_tokens` it is 16, as OpenAI has it."""
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+    logprobs: int | None = None
+    add_special_tokens: bool = True
+
+    def check(self) -> None:
+        """Raise RequestError for the first field that asks for what vcli does not do."""
+        self._check(_UNSUPPORTED_COMPLETION)
+
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts; a single one may be given without a list."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if all(isinstance(entry, int) for entry in self.prompt):
+            return [[entry for entry in self.prompt if isinstance(entry, int)]]
+        return [entry for entry in self.prompt if not isinstance(entry, int)]
+
+    def sampling(self, defaults: Mapping[str, float]) -> SamplingParams:
+        """The sampling options; `defaults` fill those left open."""
+        return self._sampling(defaults, max_tokens=self.max_tokens, logprobs=self.logprobs)
+
+
+class TokenizeRequest(BaseModel):
+    """Body of POST /tokenize: `prompt` or `messages`."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+
+class DetokenizeRequest(BaseModel):
+    """Body of POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+def chat_prompt(
+    messages: list[ChatMessage], *, add_generation_prompt: bool, arguments: Mapping[str, Any]
+) -> ChatPrompt:
+    """The conversation for the chat template, contents as plain text."""
+    plain = []
+    for place, message in enumerate(messages):
+        entry = message.model_dump()
+        if isinstance(message.content, list):
+            entry["content"] = _text_of_parts(message.content, f"messages[{place}].content")
+        elif message.content is None and not entry.get("tool_calls"):
+            entry["content"] = ""
+        plain.append(entry)
+    return ChatPrompt(
+        messages=plain, add_generation_prompt=add_generation_prompt, arguments=arguments
+    )
+
+
+def _text_of_parts(parts: list[dict[str, Any]], where: str) -> str:
+    texts = []
+    for place, part in enumerate(parts):
+        if part.get("type") not in ("text", "refusal"):
+            raise RequestError(
+                f"{where}[{place}] has type {part.get('type')!r}, only text is supported",
+                parameter=f"{where}[{place}].type",
+            )
+        text = part.get(part["type"])
+        if not isinstance(text, str):
+            raise RequestError(f"{where}[{place}] has no text", parameter=f"{where}[{place}].text")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def _top_k(value: int | None, defaults: Mapping[str, float]) -> int:
+    chosen = int(_first(value, defaults.get("top_k"), 0))
+    return 0 if chosen == -1 else chosen  # vLLM's and Hugging Face's older word for "all"
+
+
+def _first(*values: float | None) -> float:
+    return next(value for value in values if value is not None)

@@ -1,0 +1,212 @@
+"""OpenAI's response bodies, as msgspec structs: a streamed token costs microseconds to encode."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from vcli.runtime.engine.output_processor import RequestOutput
+from vcli.runtime.engine.tokenizer import Tokenizer
+from vcli.runtime.messages import TokenLogprobs
+
+_LOWEST_LOGPROB = -9999.0  # JSON has no infinity
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """`cached_tokens` came from the prefix cache."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Token counts of a whole response."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    """A likely token at one place."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ContentLogprob(msgspec.Struct, frozen=True):
+    """The token at one place, and the most likely ones."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    """Log-probabilities of a chat choice."""
+
+    content: list[ContentLogprob]
+    refusal: None = None
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True):
+    """Log-probabilities of a text completion, as columns."""
+
+    text_offset: list[int]
+    token_logprobs: list[float]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float]]
+
+
+class AssistantMessage(msgspec.Struct, frozen=True):
+    """The answer."""
+
+    content: str
+    role: str = "assistant"
+    refusal: None = None
+
+
+class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a chunk adds to the answer."""
+
+    role: str | None = None
+    content: str | None = None
+
+
+class ChatChoice(msgspec.Struct, frozen=True):
+    """One answer."""
+
+    index: int
+    message: AssistantMessage
+    finish_reason: str
+    logprobs: ChatLogprobs | None = None
+    stop_reason: str | int | None = None
+
+
+class ChatChunkChoice(msgspec.Struct, frozen=True):
+    """One answer's part of a chunk."""
+
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+class CompletionChoice(msgspec.Struct, frozen=True):
+    """One continuation, or its part of a chunk."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of a chat completion."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    object: str = "chat.completion"
+
+
+class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of a streamed chat completion."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+    object: str = "chat.completion.chunk"
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of a text completion, or one event of a streamed one."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+    object: str = "text_completion"
+
+
+class UsageCounter:
+    """Adds up the token counts of several choices; `num_choices` of them share one prompt."""
+
+    def __init__(self, num_choices: int) -> None:
+        self._num_choices = num_choices
+        self._prompt: dict[int, tuple[int, int]] = {}
+        self._generated: dict[int, int] = {}
+
+    def count(self, output: RequestOutput) -> None:
+        """Take the numbers of an output."""
+        place = output.index // self._num_choices
+        _, cached = self._prompt.get(place, (0, 0))
+        # The later choices of one prompt find it cached by the first: that is no saving.
+        if output.index % self._num_choices == 0:
+            cached = output.num_cached_tokens
+        self._prompt[place] = (output.num_prompt_tokens, cached)
+        self._generated[output.index] = output.num_generated_tokens
+
+    def usage(self) -> Usage:
+        """The sums."""
+        prompt = sum(tokens for tokens, _ in self._prompt.values())
+        generated = sum(self._generated.values())
+        cached = sum(tokens for _, tokens in self._prompt.values())
+        return Usage(prompt, generated, prompt + generated, PromptTokensDetails(cached))
+
+
+def chat_logprobs(
+    tokenizer: Tokenizer, entries: Sequence[TokenLogprobs] | None
+) -> ChatLogprobs | None:
+    """The log-probabilities of some tokens, as a chat completion shows them."""
+    if entries is None:
+        return None
+    content = []
+    for entry in entries:
+        top = [
+            TopLogprob(tokenizer.token_text(token), _finite(value), [*tokenizer.token_bytes(token)])
+            for token, value in zip(entry.top_token_ids, entry.top_logprobs, strict=True)
+        ]
+        content.append(
+            ContentLogprob(
+                tokenizer.token_text(entry.token_id),
+                _finite(entry.logprob),
+                [*tokenizer.token_bytes(entry.token_id)],
+                top,
+            )
+        )
+    return ChatLogprobs(content)
+
+
+def completion_logprobs(
+    tokenizer: Tokenizer, entries: Sequence[TokenLogprobs] | None, *, text_offset: int
+) -> CompletionLogprobs | None:
+    """The log-probabilities of some tokens, as a text completion shows them."""
+    if entries is None:
+        return None
+    result = CompletionLogprobs([], [], [], [])
+    for entry in entries:
+        token = tokenizer.token_text(entry.token_id)
+        result.text_offset.append(text_offset)
+        result.token_logprobs.append(_finite(entry.logprob))
+        result.tokens.append(token)
+        result.top_logprobs.append(
+            {
+                tokenizer.token_text(number): _finite(value)
+                for number, value in zip(entry.top_token_ids, entry.top_logprobs, strict=True)
+            }
+        )
+        text_offset += len(token)
+    return result
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, _LOWEST_LOGPROB)

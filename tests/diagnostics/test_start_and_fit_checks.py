@@ -1,0 +1,172 @@
+"""PROC and FIT checks: start method, orphans, sizes against a model, weight files."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.check_cases import Case, check_case
+from vcli.diagnostics import ModelInput, Status
+from vcli.topology import ConfigError, ProcessFacts, model_spec_from_config
+
+PASS, WARN, FAIL, SKIP = Status.PASS, Status.WARN, Status.FAIL, Status.SKIP
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 576, "num_hidden_layers": 30,
+    "num_attention_heads": 16, "num_key_value_heads": 4, "intermediate_size": 1536,
+    "vocab_size": 49152, "max_position_embeddings": 8192, "dtype": "float32",
+}  # fmt: skip
+MODEL = ModelInput(
+    typed="m", folder=Path("m"), config=CONFIG, spec=model_spec_from_config(CONFIG, source="m")
+)
+BROKEN = ModelInput(typed="m", folder=Path("m"), problem=ConfigError("no such", hint="other one"))
+
+
+def process(**facts: Any) -> Mapping[str, Any]:
+    return {"process": ProcessFacts(**facts), "plan_with": {"process": ProcessFacts(**facts)}}
+
+
+def checkpoint(**changes: Any):
+    """A folder with two complete weight files and their index, changed as told."""
+
+    def prepare(folder: Path) -> Mapping[str, Any]:
+        model = folder / "model"
+        model.mkdir()
+        (model / "config.json").write_text(json.dumps(CONFIG))
+        if changes.get("tokenizer", True):
+            (model / "tokenizer.json").write_text("{}")
+        weight_map = {}
+        for name in ("a", "b"):
+            header = json.dumps({name: {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}})
+            data = len(header).to_bytes(8, "little") + header.encode() + b"\0" * 16
+            (model / f"{name}.safetensors").write_bytes(data)
+            weight_map[name] = f"{name}.safetensors"
+        index = {"weight_map": weight_map}
+        (model / "model.safetensors.index.json").write_text(json.dumps(index))
+        change = changes.get("change")
+        if change:
+            change(model)
+        return {"model": ModelInput(typed="m", folder=model, config=CONFIG, spec=MODEL.spec)}
+
+    return prepare
+
+
+def cut_both(model: Path) -> None:
+    for name in ("a", "b"):
+        path = model / f"{name}.safetensors"
+        path.write_bytes(path.read_bytes()[:-4])
+
+
+def pointer(model: Path) -> None:
+    (model / "b.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid x\n")
+
+
+CASES = [
+    Case(id="PROC-01", status=PASS, says="spawn: "),
+    Case(
+        id="PROC-01",
+        status=WARN,
+        says="threads are alive",
+        remedy="--start-method spawn",
+        config={"start_method": "fork"},
+        more=process(num_threads=4),
+    ),
+    Case(id="PROC-02", status=PASS, says="untouched"),
+    Case(
+        id="PROC-02",
+        status=FAIL,
+        says="CUDA is in use",
+        remedy="--start-method spawn",
+        config={"start_method": "fork"},
+        more=process(cuda_initialized=True),
+    ),
+    Case(id="PROC-02", status=PASS, says="does not matter", more=process(cuda_initialized=True)),
+    Case(id="PROC-03", status=PASS, says="1 thread"),
+    Case(
+        id="PROC-03",
+        status=WARN,
+        says="3 threads",
+        config={"start_method": "fork"},
+        more=process(num_threads=3),
+    ),
+    Case(id="PROC-04", status=PASS, says="guarded"),
+    Case(id="PROC-04", status=FAIL, says="no guard", more=process(main_has_guard=False)),
+    Case(id="PROC-04", status=SKIP, more=process(main_has_guard=None)),
+    Case(id="FIT-01", status=SKIP, says="no model"),
+    Case(id="FIT-01", status=PASS, says="LlamaForCausalLM, 30 layers", more={"model": MODEL}),
+    Case(id="FIT-01", status=FAIL, remedy="other one", more={"model": BROKEN}),
+    Case(
+        id="FIT-02",
+        status=PASS,
+        says="16 heads, 4 KV heads",
+        config={"tp": 4},
+        more={"model": MODEL},
+    ),
+    Case(
+        id="FIT-02",
+        status=FAIL,
+        says="5",
+        remedy="-pp 5",
+        config={"tp": 5},
+        more={"model": MODEL},
+    ),
+    Case(id="FIT-02", status=FAIL, config={"pp": 31}, more={"model": MODEL}),
+    Case(id="FIT-03", status=SKIP),
+    Case(id="FIT-03", status=PASS, says="2 weight files, 32 B", prepare=checkpoint()),
+    Case(
+        id="FIT-03", status=FAIL, says="b.safetensors is cut", prepare=checkpoint(change=cut_both)
+    ),
+    Case(
+        id="FIT-03",
+        status=FAIL,
+        says="git-lfs pointer",
+        remedy="git lfs pull",
+        prepare=checkpoint(change=pointer),
+    ),
+    Case(
+        id="FIT-03",
+        status=FAIL,
+        says="lacks a.safetensors",
+        prepare=checkpoint(change=lambda model: (model / "a.safetensors").unlink()),
+    ),
+    Case(id="FIT-07", status=SKIP),
+    Case(id="FIT-07", status=PASS, prepare=checkpoint()),
+    Case(id="FIT-07", status=FAIL, says="tokenizer.json", prepare=checkpoint(tokenizer=False)),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_verdict(case: Case, tmp_path: Path) -> None:
+    check_case(case, tmp_path)
+
+
+def test_sizes_that_fit_are_offered_for_the_same_number_of_ranks(tmp_path: Path) -> None:
+    case = Case(id="FIT-02", status=FAIL, config={"tp": 6}, more={"model": MODEL})
+    result = check_case(case, tmp_path)
+    if "one of" in result.expected:
+        for flags in result.expected.removeprefix("one of: ").split(", "):
+            sizes = [int(word) for word in flags.split() if word.isdigit()]
+            product = 1
+            for size in sizes:
+                product *= size
+            assert product == 6, result.expected
+
+
+@pytest.mark.process
+def test_the_workers_of_a_killed_engine_end_at_once(tmp_path: Path) -> None:
+    check_case(Case(id="PROC-05", status=PASS, says="2 workers gone"), tmp_path)
+
+
+@pytest.mark.process
+def test_survivors_fail_and_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A deadline that nobody can keep.
+    from vcli.runtime.process import orphan_probe
+
+    real = orphan_probe.run_orphan_probe
+    monkeypatch.setattr(orphan_probe, "run_orphan_probe", lambda: real(end_deadline_s=-1.0))
+    result = check_case(Case(id="PROC-05", status=FAIL, says="2 of 2 workers lived on"), tmp_path)
+    for pid in result.remedy.removeprefix("kill ").split(";")[0].split():
+        state = Path(f"/proc/{pid}/stat")
+        assert not state.exists() or " Z " in state.read_text()

@@ -1,0 +1,143 @@
+"""The back end without processes behaves like the one with them."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.fake_worker import (
+    FAKE_WORKER,
+    FakeWorker,
+    fake_config,
+    fake_step,
+    rank_of,
+)
+from vcli.runtime.errors import StartupError, WorkerDiedError, WorkerError
+from vcli.runtime.executor.base import Executor, get_executor_class
+from vcli.runtime.executor.uniproc import UniProcExecutor
+from vcli.runtime.messages import ChildMessage, ChildState, KVCacheConfig
+from vcli.topology.errors import ConfigError, ExitStatus
+
+
+class FailsAtOnce(FakeWorker):
+    def load_model(self) -> None:
+        raise ConfigError("no such model", hint="name another")
+
+
+class BreaksInStep(FakeWorker):
+    def execute_model(self, output):
+        raise ValueError("device-side assert")
+
+
+FAILS_AT_ONCE = f"{__name__}:FailsAtOnce"
+BREAKS_IN_STEP = f"{__name__}:BreaksInStep"
+
+
+@pytest.fixture
+def executor() -> Iterator[UniProcExecutor]:
+    executor = UniProcExecutor(fake_config(), on_message=lambda _: None, worker_cls=FAKE_WORKER)
+    executor.start()
+    yield executor
+    executor.shutdown()
+
+
+def test_start_states_are_reported_in_order() -> None:
+    messages: list[ChildMessage] = []
+    executor = UniProcExecutor(fake_config(), on_message=messages.append, worker_cls=FAKE_WORKER)
+    executor.start()
+    states = [message.state for message in messages if isinstance(message, ChildState)]
+    assert states == ["device", "joined", "groups", "weights"]
+
+
+def test_step_gives_the_output(executor: UniProcExecutor) -> None:
+    result = executor.execute_model(fake_step(7, number=3))
+    assert result is not None
+    assert (result.step, result.token_ids) == (7, [4])
+
+
+def test_non_block_gives_a_future_that_is_done(executor: UniProcExecutor) -> None:
+    future = executor.execute_model(fake_step(7), non_block=True)
+    assert future.done()
+    assert future.result().step == 7
+
+
+def test_rpc_gives_a_list_and_with_a_reply_rank_the_value(executor: UniProcExecutor) -> None:
+    assert executor.collective_rpc("echo", args=("a",), kwargs={"times": 2}) == ["aa"]
+    assert executor.collective_rpc("echo", args=("a",), unique_reply_rank=0) == "a"
+    assert executor.collective_rpc(rank_of, args=(5,)) == [5]
+
+
+def test_start_calls_reach_the_worker(executor: UniProcExecutor) -> None:
+    assert executor.determine_available_memory() == [1000]
+    executor.initialize_from_config(KVCacheConfig(num_blocks=3, block_size=16))
+    executor.compile_or_warm_up_model()
+    executor.check_health()
+    assert [report.kind for report in executor.group_reports()] == ["TP"]
+
+
+def test_error_of_an_rpc_is_told_and_survived(executor: UniProcExecutor) -> None:
+    with pytest.raises(WorkerError, match="ordered on rank 0") as failed:
+        executor.collective_rpc("raise_on", args=([0],))
+    assert failed.value.report.kind == "ValueError"
+    assert "raise_on" in failed.value.report.traceback
+    assert not executor.is_failed
+    assert executor.collective_rpc("echo", args=(1,)) == [1]
+
+
+@pytest.mark.parametrize("name", ["_private", "__init__", "config", "nothing"])
+def test_only_public_methods_can_be_called(executor: UniProcExecutor, name: str) -> None:
+    with pytest.raises(ConfigError, match=name) as refused:
+        executor.collective_rpc(name)
+    assert "execute_model" in refused.value.hint
+
+
+def test_methods_of_the_extension_can_be_called() -> None:
+    config = fake_config(worker_extension_cls="tests.support.fake_worker:FakeExtension")
+    executor = UniProcExecutor(config, on_message=lambda _: None, worker_cls=FAKE_WORKER)
+    executor.start()
+    assert executor.collective_rpc("doubled_rank") == [0]
+
+
+def test_failed_start_keeps_the_status_of_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = UniProcExecutor(fake_config(), on_message=lambda _: None, worker_cls=FAILS_AT_ONCE)
+    with pytest.raises(StartupError, match="no such model") as failed:
+        executor.start()
+    assert failed.value.exit_status is ExitStatus.USAGE
+    assert failed.value.hint == "name another"
+
+
+def test_failed_step_is_the_end_and_everybody_is_told() -> None:
+    executor = UniProcExecutor(fake_config(), on_message=lambda _: None, worker_cls=BREAKS_IN_STEP)
+    executor.start()
+    early: list[object] = []
+    late: list[object] = []
+    executor.register_failure_callback(early.append)
+    with pytest.raises(WorkerError, match="device-side assert"):
+        executor.execute_model(fake_step())
+    executor.register_failure_callback(late.append)
+    assert executor.is_failed
+    assert len(early) == 1
+    assert late == early
+    with pytest.raises(WorkerDiedError):
+        executor.collective_rpc("echo", args=(1,))
+
+
+def test_back_ends_are_found_by_the_value_of_the_decision() -> None:
+    assert get_executor_class("uni") is UniProcExecutor
+    assert get_executor_class("mp").__name__ == "MultiprocExecutor"
+    assert get_executor_class("vcli.runtime.executor.uniproc.UniProcExecutor") is UniProcExecutor
+
+
+def test_back_end_that_is_only_planned_is_refused() -> None:
+    with pytest.raises(ConfigError, match="serve does not run it yet"):
+        get_executor_class("ray")
+
+
+@pytest.mark.parametrize("path", ["pathlib.Path", "no.such.module", "vcli.runtime.config.Nothing"])
+def test_path_without_an_executor_is_refused(path: str) -> None:
+    with pytest.raises(ConfigError):
+        get_executor_class(path)
+
+
+def test_interface_can_not_be_made_itself() -> None:
+    with pytest.raises(TypeError):
+        Executor(fake_config(), on_message=lambda _: None)

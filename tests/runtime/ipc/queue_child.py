@@ -1,0 +1,93 @@
+"""A process at the other end of a queue, for the tests: `queue_child.py ROLE HANDLES [COUNT]`.
+
+HANDLES is JSON, COUNT depends on the role. Every child ends by itself when its peer is gone.
+"""
+
+import hashlib
+import random
+import sys
+import time
+
+import msgspec
+
+from vcli.runtime.ipc.broadcast import BroadcastReader, BroadcastWriter
+from vcli.runtime.ipc.codec import decode, encode
+from vcli.runtime.ipc.errors import PeerDiedError, QueueTimeout
+from vcli.runtime.ipc.handles import ReaderHandle, WriterHandle
+
+
+class Handles(msgspec.Struct):
+    read: ReaderHandle | None = None
+    write: WriterHandle | None = None
+
+
+def echo(reader: BroadcastReader, writer: BroadcastWriter, count: int) -> None:
+    """Send every message back as it came."""
+    while True:
+        writer.send([bytes(part) for part in reader.recv(30.0)], 10.0)
+
+
+def check_sequence(reader: BroadcastReader, writer: BroadcastWriter | None, count: int) -> None:
+    """Read `count` records of (number, payload, digest) at a random pace; any gap is exit 3."""
+    pace = random.Random(reader.reader_index)
+    for expected in range(count):
+        number, payload, digest = decode(reader.recv(30.0))
+        if number != expected or hashlib.md5(payload).digest() != digest:
+            sys.exit(3)
+        if number == 0:
+            print("started", flush=True)
+        if pace.random() < 0.02:
+            time.sleep(pace.random() * 0.004)
+
+
+def hold(reader: BroadcastReader, writer: BroadcastWriter | None, count: int) -> None:
+    """Take one record, say so, and never come back to the queue."""
+    reader.recv(30.0)
+    reader.set_activity("execute_model")
+    print("holding", flush=True)
+    sys.stdin.read()
+
+
+def sleep_in_recv(reader: BroadcastReader, writer: BroadcastWriter | None, count: int) -> None:
+    """Wait in recv; print what it raised, and when (monotonic clock)."""
+    print("waiting", flush=True)
+    try:
+        while True:
+            reader.recv(30.0)
+    except (PeerDiedError, QueueTimeout) as error:
+        print(type(error).__name__, time.monotonic(), flush=True)
+
+
+def cpu_time(reader: BroadcastReader, writer: BroadcastWriter | None, count: int) -> None:
+    """Read `count` records, then print the CPU seconds since the first."""
+    reader.recv(30.0)
+    before = time.process_time()
+    for _ in range(count):
+        reader.recv(30.0)
+    print(time.process_time() - before, flush=True)
+
+
+def send_then_wait(reader: BroadcastReader | None, writer: BroadcastWriter, count: int) -> None:
+    """Send `count` numbered messages and stay alive, the queue open."""
+    for number in range(count):
+        writer.send(encode((number,)), 10.0)
+    print("sent", flush=True)
+    sys.stdin.read()
+
+
+def send_and_leave(reader: BroadcastReader | None, writer: BroadcastWriter, count: int) -> None:
+    """Send `count` messages and close in order."""
+    for number in range(count):
+        writer.send(encode((number,)), 10.0)
+    writer.close()
+
+
+def main() -> None:
+    role, handles = globals()[sys.argv[1]], msgspec.json.decode(sys.argv[2], type=Handles)
+    reader = None if handles.read is None else BroadcastReader.attach(handles.read)
+    writer = None if handles.write is None else BroadcastWriter.attach(handles.write)
+    role(reader, writer, int(sys.argv[3]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""A child's environment, computed without touching one."""
+
+from pathlib import Path
+
+import pytest
+
+from vcli.runtime.process.environ import (
+    UNTOUCHABLE,
+    bootstrap_environ,
+    restore_environ,
+    worker_environ,
+)
+
+
+@pytest.mark.parametrize("name", UNTOUCHABLE)
+def test_multicast_switch_of_the_user_is_never_replaced(name: str) -> None:
+    environ = worker_environ({name: "0"}, additions={name: "1"})
+    assert environ[name] == "0"
+
+
+def test_switches_that_the_user_left_alone_are_not_invented() -> None:
+    assert worker_environ({"A": "1"}) == {"A": "1"}
+
+
+def test_thread_count_of_the_plan_is_used_when_the_user_set_none() -> None:
+    assert worker_environ({}, omp_num_threads=3)["OMP_NUM_THREADS"] == "3"
+
+
+def test_thread_count_of_the_user_wins() -> None:
+    environ = worker_environ({"OMP_NUM_THREADS": "7"}, omp_num_threads=3)
+    assert environ["OMP_NUM_THREADS"] == "7"
+
+
+def test_additions_replace_what_the_parent_has() -> None:
+    assert worker_environ({"A": "1", "B": "2"}, additions={"A": "3"}) == {"A": "3", "B": "2"}
+
+
+def test_base_is_not_changed() -> None:
+    base = {"A": "1"}
+    worker_environ(base, additions={"A": "2"}, omp_num_threads=1)
+    assert base == {"A": "1"}
+
+
+@pytest.mark.parametrize("base", [{}, {"PYTHONPATH": "/mine"}, {"PYTHONPATH": ""}])
+def test_import_path_is_lent_for_the_start_only(base: dict[str, str]) -> None:
+    lent = bootstrap_environ(base, ["", "lib", "/abs"], Path("/home"))
+    assert lent["PYTHONPATH"] == "/home:/home/lib:/abs"
+    assert restore_environ(lent) == base

@@ -1,0 +1,170 @@
+"""Wrong requests: the right status, OpenAI's error body, the field by name."""
+
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.support.fake_core import FakeCore
+from tests.support.serving_core import NAME, Serving, serving_core
+from tests.support.tiny_tokenizer import tiny_tokenizer
+
+CHAT = {"model": NAME, "messages": [{"role": "user", "content": "x"}]}
+TEXT = {"model": NAME, "prompt": "x"}
+
+
+def error_of(served: Serving, path: str, body: dict[str, object], status: int = 400) -> dict:
+    answer = served.post(path, **body)
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -1),
+        ("top_p", 0),
+        ("top_k", -2),
+        ("min_p", 2),
+        ("n", 0),
+        ("n", 1000),
+        ("max_tokens", 0),
+        ("max_tokens", 500),
+        ("min_tokens", 500),
+        ("seed", 2**70),
+        ("stop", [""]),
+        ("stop_token_ids", [99999]),
+        ("presence_penalty", 3),
+        ("logit_bias", {"5": 1}),
+        ("best_of", 2),
+        ("stream_options", {"include_usage": True}),
+    ],
+)
+def test_wrong_or_unsupported_field_is_named_on_both_routes(
+    served: Serving, field: str, value: object
+) -> None:
+    for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)):
+        error = error_of(served, path, {**body, field: value})
+        assert error["param"] == field
+        assert field in error["message"]
+        assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "neutral"),
+    [
+        ("tools", [{"type": "function", "function": {"name": "f"}}], []),
+        ("tool_choice", "required", "none"),
+        ("response_format", {"type": "json_object"}, {"type": "text"}),
+        ("modalities", ["audio"], ["text"]),
+        ("top_logprobs", 3, None),
+        ("continue_final_message", True, False),
+    ],
+)
+def test_unsupported_chat_field_is_refused_unless_it_asks_for_nothing(
+    served: Serving, field: str, value: object, neutral: object
+) -> None:
+    assert error_of(served, "/v1/chat/completions", {**CHAT, field: value})["param"] == field
+    for harmless in (neutral, None):
+        answer = served.post("/v1/chat/completions", **CHAT, **{field: harmless})
+        assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "neutral"),
+    [("echo", True, False), ("suffix", "end", ""), ("best_of", 3, 1), ("logprobs", 50, 0)],
+)
+def test_unsupported_completion_field_is_refused_unless_it_asks_for_nothing(
+    served: Serving, field: str, value: object, neutral: object
+) -> None:
+    assert error_of(served, "/v1/completions", {**TEXT, field: value})["param"] == field
+    assert served.post("/v1/completions", **TEXT, **{field: neutral}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "parameter"),
+    [
+        ("/v1/completions", {"model": NAME}, "prompt"),
+        ("/v1/completions", {**TEXT, "prompt": ""}, "prompt"),
+        ("/v1/completions", {**TEXT, "prompt": []}, "prompt"),
+        ("/v1/completions", {**TEXT, "prompt": [[]]}, "prompt"),
+        ("/v1/completions", {**TEXT, "prompt": [-5]}, "prompt"),
+        ("/v1/completions", {**TEXT, "prompt": [1] * 200}, "prompt"),
+        ("/v1/completions", {**TEXT, "prompt": 5}, "prompt"),
+        ("/v1/completions", {**TEXT, "stop": 5}, "stop"),
+        ("/v1/completions", {**TEXT, "temperature": "hot"}, "temperature"),
+        ("/v1/chat/completions", {"model": NAME, "messages": []}, "messages"),
+        (
+            "/v1/chat/completions",
+            {"model": NAME, "messages": [{"content": "x"}]},
+            "messages.0.role",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content[0].type",
+        ),
+    ],
+)
+def test_malformed_body_is_400_and_names_the_place(
+    served: Serving, path: str, body: dict[str, object], parameter: str
+) -> None:
+    assert error_of(served, path, body)["param"] == parameter
+
+
+def test_body_that_is_no_json_is_400(served: Serving) -> None:
+    answer = served.http.post(
+        "/v1/completions", content=b"{", headers={"content-type": "application/json"}
+    )
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_prompt_too_long_tells_both_numbers(served: Serving) -> None:
+    error = error_of(served, "/v1/completions", {**TEXT, "prompt": [1] * 250})
+    assert "250 tokens" in error["message"]
+    assert "199" in error["message"]
+
+
+def test_unknown_model_path_and_method(served: Serving) -> None:
+    with pytest.raises(openai.NotFoundError, match="gpt-none") as raised:
+        served.client.completions.create(model="gpt-none", prompt="x")
+    assert raised.value.code == "model_not_found"
+    assert error_of(served, "/v1/nothing", {}, 404)["code"] == 404
+    assert served.http.get("/v1/completions").status_code == 405
+    assert served.post("/v1/completions", prompt="x").status_code == 200  # no model: the served one
+
+
+def test_model_without_chat_template_says_so(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer(tmp_path, chat_template=None)
+    with serving_core(FakeCore(lambda request: []), tokenizer) as served:
+        error = error_of(served, "/v1/chat/completions", CHAT)
+        assert "no chat template" in error["message"]
+        assert served.post("/v1/completions", **TEXT).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_request_that_the_core_refuses_is_400_with_its_words_also_when_streamed(
+    start, stream: bool
+) -> None:
+    with start() as served:
+        served.core.refusal = "needs 9 KV blocks, there are 4"
+        error = error_of(served, "/v1/completions", {**TEXT, "stream": stream})
+        assert "9 KV blocks" in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_bug_is_500_with_a_body_and_the_server_goes_on(
+    start, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("oh")
+
+    with start() as served:
+        monkeypatch.setattr(served.engine, "run", broken)
+        error = error_of(served, "/v1/completions", {**TEXT, "stream": stream}, 500)
+        assert "bug in vcli: ZeroDivisionError: oh" in error["message"]
+        monkeypatch.undo()
+        assert served.post("/v1/completions", **TEXT).status_code == 200
