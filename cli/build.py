@@ -20,6 +20,7 @@ from vcli.topology import (
     ModelSpec,
     ParallelConfig,
     ProcessFacts,
+    TopologyPlan,
     check_model_fits,
     plan_topology,
 )
@@ -114,6 +115,7 @@ def build_engine_config(
         parallel, host=host, process=process, model=spec, dtype=dtype, device_type=device_type
     )
     max_model_len = _resolve_length(settings, spec)
+    _check_kv_cache_memory(settings.cache, plan, max_model_len)
     return EngineConfig(
         model=ModelConfig(
             path=path,
@@ -233,6 +235,23 @@ def _resolve_length(settings: ModelSettings, spec: ModelSpec) -> int:
             f"{scheduler.max_num_batched_tokens}, or --enable-chunked-prefill",
         )
     return length
+
+
+def _check_kv_cache_memory(cache: CacheConfig, plan: TopologyPlan, max_model_len: int) -> None:
+    """A given size holds at least one request of the longest kind, on every rank."""
+    if cache.kv_cache_memory_bytes is None or plan.memory is None:
+        return
+    num_blocks = -(-max_model_len // cache.block_size)
+    per_token = max(rank.kv_bytes_per_token for rank in plan.memory.ranks)
+    needed = num_blocks * cache.block_size * per_token
+    if needed > cache.kv_cache_memory_bytes:
+        fitting = cache.kv_cache_memory_bytes // (per_token * cache.block_size) * cache.block_size
+        raise ConfigError(
+            f"--kv-cache-memory {cache.kv_cache_memory_bytes} bytes is too small for one request "
+            f"of --max-model-len {max_model_len} tokens, which needs {needed} on each rank",
+            hint=f"--kv-cache-memory {needed}"
+            + (f", or --max-model-len {fitting}" if fitting else ""),
+        )
 
 
 def _at_least_one(flag: str, value: int) -> None:

@@ -94,10 +94,10 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineOutputs(msgspec.Struct, frozen=True, kw_only=True, tag="outputs"):
-    """What one step gave to the requests, and the state after it."""
+    """What one step gave to the requests, and the state after it (None: as it was)."""
 
     outputs: list[EngineOutput]
-    stats: SchedulerStats
+    stats: SchedulerStats | None = None
 
 
 class UtilityReply(msgspec.Struct, frozen=True, kw_only=True, tag="reply"):

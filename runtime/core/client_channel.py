@@ -23,7 +23,6 @@ from vcli.runtime.messages import (
     EngineFailed,
     EngineOutput,
     EngineOutputs,
-    SchedulerStats,
     UtilityReply,
 )
 
@@ -120,7 +119,7 @@ def _refusal(frame: bytes, error: str) -> CoreMessage:
             finish_reason=str(FinishReason.ERROR),
             error=error,
         )
-        return EngineOutputs(outputs=[refused], stats=SchedulerStats())
+        return EngineOutputs(outputs=[refused])
     call_id = fields.get("call_id")
     return UtilityReply(call_id=call_id if isinstance(call_id, int) else UNKNOWN_CALL, error=error)
 

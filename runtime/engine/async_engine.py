@@ -178,7 +178,8 @@ class AsyncEngine:
         await self._client.close()
 
     def _on_outputs(self, message: EngineOutputs) -> None:
-        self.stats = message.stats
+        if message.stats is not None:
+            self.stats = message.stats
         ended_here = self._outputs.process(message.outputs)
         if ended_here:
             self._client.post(AbortRequests(request_ids=ended_here))

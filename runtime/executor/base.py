@@ -221,7 +221,7 @@ class Executor(ABC):
                 return
             self._failure = report
             callbacks, self._failure_callbacks = self._failure_callbacks, []
-        logger.error("executor failed: %s", report.describe())
+        logger.info("executor failed: %s", report.describe())
         for callback in callbacks:
             callback(report)
 

@@ -15,8 +15,8 @@ record never wraps: where it does not fit, a wrap marker fills the rest of the l
               each buffer, from the next line on                                    (64-aligned)
 
 A record that is larger than half the ring becomes a `START` record (the lengths alone) and
-`FRAGMENT` records (a part of one buffer each, in order), which the reader puts together. A `START`
-or `PLAIN` record drops a half-received one: its sender gave up.
+`FRAGMENT` records (a part of one buffer each, in order), which the reader puts together. When the
+sender gives up half way, no fragment follows, and the next `START` drops what there is.
 
 Memory order (`fence` says what makes it so):
 

@@ -100,14 +100,12 @@ class RingReader:
                 continue
             self._sequence += 1
             if kind == _PLAIN_OF_ONE:
-                self._parts = []
                 start += at.LINE_BYTES
                 return [self._records[start : start + length]]
             kind, count = kind & 0xFF, kind >> 8
             word = (start >> 3) + 3
             lengths = words[word : word + count].tolist()
             if kind == at.PLAIN:
-                self._parts = []
                 return self._views(start, lengths)
             record = self._assemble(kind, start, lengths)
             self.release()
@@ -166,7 +164,7 @@ class RingReader:
         if kind == at.START:
             self._whole = [memoryview(bytearray(length)) for length in lengths]
             self._parts = [view for view in self._whole if view]
-        elif self._parts:  # else: the rest of what a PLAIN record cut off
+        elif self._parts:
             (part,) = self._views(start, lengths)
             self._parts[0][: len(part)] = part
             self._parts[0] = self._parts[0][len(part) :]

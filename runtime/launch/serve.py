@@ -20,6 +20,7 @@ from vcli.runtime.process.child import ChildSpec
 from vcli.runtime.process.group import ChildGroup
 from vcli.runtime.server.api_server import ApiServer
 from vcli.runtime.server.app import build_app
+from vcli.runtime.server.listen import url_of
 from vcli.runtime.server.metrics import ServerMetrics
 from vcli.topology import ExitStatus, plan_to_json
 
@@ -78,6 +79,7 @@ class _Server:
         self._environ = environ
         self._children = ChildGroup(on_message=view.on_message, on_failure=self._on_failure)
         self._failure: FailureReport | None = None
+        self._is_ending = False
         self._has_failed = asyncio.Event()
         self._engine: AsyncEngine | None = None
 
@@ -158,7 +160,7 @@ class _Server:
         serving = asyncio.create_task(server.serve())
         self._view.on_groups(msgspec.convert(payload["group_reports"], list[GroupReport]))
         self._view.on_serving(
-            _url(self._listener), int(payload["num_kv_blocks"]) * int(payload["block_size"])
+            url_of(self._listener), int(payload["num_kv_blocks"]) * int(payload["block_size"])
         )
         try:
             await self._until_stop_or_failure(serving)
@@ -194,10 +196,13 @@ class _Server:
                 break
             await asyncio.sleep(0.02)
         if not self._has_failed.is_set():
+            self._is_ending = True
             engine.shut_down_core(drain=False)
 
     def _on_failure(self, report: FailureReport) -> None:
-        """From the monitor's thread: the first cause, once."""
+        """From the monitor's thread: the first cause, once; an end that was asked for is none."""
+        if self._is_ending:
+            return
         self._failure = report
         if self._engine is not None:
             self._engine.fail(report)
@@ -212,7 +217,3 @@ class _Server:
             "started": dict(payload),
         }
 
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -167,7 +167,10 @@ class ChildContext:
         self.forward(ChildFailure(report=report))
 
     def fail_with(self, error: BaseException) -> FailureReport:
-        """Tell the parent, and the log, of an error that ends this process; once."""
+        """Tell the parent, and the log, of an error that ends this process; once.
+
+        The log has it as INFO: the parent shows the first cause, followers must not drown it.
+        """
         report = report_error(
             error,
             process=self.title,
@@ -176,7 +179,7 @@ class ChildContext:
             is_serving=self._is_ready,
         )
         if not self._has_failed:
-            logger.error("failed phase=%s", self._phase, exc_info=error)
+            logger.info("failed phase=%s", self._phase, exc_info=error)
         self.fail(report)
         return report
 

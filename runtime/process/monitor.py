@@ -165,7 +165,7 @@ class ChildMonitor:
         if self.is_ending or self.cause is not None:
             logger.info("ended process=%s status=%s", watched.name, status)
         else:
-            logger.error(
+            logger.info(
                 "ended unexpectedly process=%s phase=%s status=%s",
                 watched.name,
                 watched.phase,

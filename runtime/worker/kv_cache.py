@@ -5,8 +5,10 @@ first `num_blocks`; the last one is the scratch block that dummy steps write to,
 run while requests hold all the others.
 """
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from vcli.runtime.layers.attention import Attention
@@ -37,16 +39,28 @@ def allocate_kv_caches(
     """
     try:
         return [
-            torch.zeros(
+            _zeros(
                 (2, num_blocks + 1, block_size, layer.num_kv_heads, layer.head_size),
-                dtype=dtype,
-                device=device,
+                dtype,
+                device,
             )
             for layer in layers
         ]
-    except RuntimeError as error:  # torch.OutOfMemoryError is one; the CPU allocator raises it bare
+    except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
         size = kv_bytes_per_block(layers, block_size, dtype) * (num_blocks + 1)
         raise UnfitError(
             f"{device} has no {size} bytes for {num_blocks} KV blocks: {error}",
             hint="lower --kv-cache-memory-bytes or --gpu-memory-utilization",
         ) from error
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros; on a CPU a page of them takes memory only once it is written.
+
+    torch.zeros writes every page at once: seconds, and a quarter of the machine, for a cache that
+    may never fill. numpy asks the kernel for pages that are zero when they are touched.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)

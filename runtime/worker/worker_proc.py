@@ -123,7 +123,7 @@ class WorkerLoop:
             if header.reply_rank in (ALL_RANKS, self._rank):
                 reply = list(encode(result))
         except Exception as error:
-            logger.exception("call failed method=%s", header.method)
+            logger.info("call failed method=%s", header.method, exc_info=error)
             failure = report_error(
                 error,
                 process=self._context.title,
