@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from vcli.cli.commands.doctor import doctor
 from vcli.cli.commands.serve import serve
 from vcli.cli.commands.topo import topo
 from vcli.cli.commands.version import show_version, version
@@ -48,6 +49,7 @@ def _global_options(
 
 app.command()(serve)
 app.command()(topo)
+app.command()(doctor)
 app.command()(version)
 
 

@@ -238,6 +238,15 @@ EnableChunkedPrefill = Annotated[
         text="Let a long prompt run in several steps beside other requests.",
     ),
 ]
+AsyncScheduling = Annotated[
+    bool | None,
+    _flag(
+        _CACHE,
+        "--async-scheduling/--no-async-scheduling",
+        text="Prepare the next step while one runs; on where it is possible, if left out.",
+        show_default=False,
+    ),
+]
 
 Host = Annotated[
     str, _flag(_SERVER, "--host", text="Address to listen on; 0.0.0.0 for all.", metavar="HOST")
@@ -280,4 +289,45 @@ LogLevel = Annotated[
 ]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on stdout instead of text.")
+]
+
+Checks = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Checks or groups to run (net, lim-02); all if left out. A path is taken as --model.",
+        metavar="[CHECK]...",
+        show_default=False,
+    ),
+]
+DoctorModel = Annotated[
+    str | None,
+    _flag(
+        _MODEL,
+        "--model",
+        text="The model of the launch: a folder, a .gguf file, or a downloaded Hub name.",
+        metavar="MODEL",
+        show_default=False,
+    ),
+]
+DoctorPort = Annotated[
+    int | None,
+    _flag(
+        _SERVER,
+        "--port",
+        text="Port of the launch; 8000 if left out, where a taken port is only a warning.",
+        metavar="PORT",
+        show_default=False,
+    ),
+]
+SkipChecks = Annotated[
+    list[str] | None,
+    typer.Option("--skip", help="Leave out a check or group; may be repeated.", metavar="CHECK"),
+]
+Strict = Annotated[bool, typer.Option("--strict", help="Count warnings as failures.")]
+ListChecks = Annotated[
+    bool, typer.Option("--list-checks", help="List the checks with their levels, run none.")
+]
+Verbose = Annotated[
+    bool,
+    typer.Option("--verbose", "-v", help="Show every check, and the traceback of one that crashed."),
 ]

@@ -7,9 +7,17 @@ import os
 import platform
 import shutil
 import socket
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
+from vcli.diagnostics.cgroups import Cgroups
+from vcli.diagnostics.check import CannotMeasureError
+from vcli.diagnostics.dialect import is_container
+from vcli.diagnostics.files import HostFiles
 from vcli.topology import HostFacts
+
+Fact = TypeVar("Fact")
 
 
 def collect_host_facts(root: Path = Path("/")) -> HostFacts:
@@ -23,11 +31,11 @@ def collect_host_facts(root: Path = Path("/")) -> HostFacts:
         kernel=platform.release(),
         python=platform.python_version(),
         is_wsl="microsoft" in platform.release().lower(),
-        is_container=(root / ".dockerenv").exists() or (root / "run/.containerenv").exists(),
+        is_container=is_container(root),
         cpu_count=usable_cpus(root),
         memory_total_bytes=memory.get("MemTotal"),
         memory_available_bytes=memory.get("MemAvailable"),
-        memory_limit_bytes=_cgroup_memory_left(root),
+        memory_limit_bytes=_known(Cgroups(HostFiles(root)).memory_left_bytes),
         shm_total_bytes=shm_total,
         shm_free_bytes=shm_free,
     )
@@ -36,15 +44,21 @@ def collect_host_facts(root: Path = Path("/")) -> HostFacts:
 def usable_cpus(root: Path = Path("/")) -> int:
     """CPUs that this process may run on: its affinity, cut to the cgroup's quota."""
     allowed = len(os.sched_getaffinity(0))
-    quota = _read(root / "sys/fs/cgroup/cpu.max").split()
-    if len(quota) == 2 and quota[0].isdigit() and quota[1].isdigit():
-        allowed = min(allowed, max(1, int(quota[0]) // int(quota[1])))
-    return allowed
+    quota = _known(Cgroups(HostFiles(root)).cpu_quota)
+    return allowed if quota is None else min(allowed, max(1, int(quota)))
 
 
 def has_nvidia_gpu(root: Path = Path("/")) -> bool:
     """Whether the NVIDIA driver shows at least one GPU to this process; loads no library."""
     return (root / "dev/nvidiactl").exists() and any((root / "dev").glob("nvidia[0-9]*"))
+
+
+def _known(read: Callable[[], Fact | None]) -> Fact | None:
+    """What `read` gives; None where the host does not let itself be read."""
+    try:
+        return read()
+    except CannotMeasureError:
+        return None
 
 
 def _meminfo(root: Path) -> dict[str, int]:
@@ -55,14 +69,6 @@ def _meminfo(root: Path) -> dict[str, int]:
         if words and words[0].isdigit():
             sizes[name] = int(words[0]) * 1024
     return sizes
-
-
-def _cgroup_memory_left(root: Path) -> int | None:
-    limit = _read(root / "sys/fs/cgroup/memory.max").strip()
-    used = _read(root / "sys/fs/cgroup/memory.current").strip()
-    if not (limit.isdigit() and used.isdigit()):
-        return None
-    return max(0, int(limit) - int(used))
 
 
 def _shm(root: Path) -> tuple[int | None, int | None]:

@@ -5,7 +5,8 @@ depends on devices in `placement.check_devices`.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Self
 
 from vcli.topology.errors import ConfigError
 from vcli.topology.sizes import DEFAULT_MASTER_PORT, ParallelSizes
@@ -18,6 +19,15 @@ class ParallelConfig(ParallelSizes):
     Raises:
         ConfigError: a rule is broken; the message has the values, the hint the nearest valid ones.
     """
+
+    @classmethod
+    def checked(cls, sizes: ParallelSizes) -> Self:
+        """These sizes, which must be valid.
+
+        Raises:
+            ConfigError: a rule is broken.
+        """
+        return cls(**asdict(sizes))
 
     def __post_init__(self) -> None:
         _check_sizes(self)

@@ -59,6 +59,8 @@ class GpuFacts(JsonFacts):
     memory_free_bytes: int | None = None
     numa_node: int | None = None
     is_mig: bool = False
+    pci_path: tuple[str, ...] = ()
+    """PCI addresses from the root complex down to the device, as sysfs has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,7 @@ class NicFacts(JsonFacts):
     is_loopback: bool = False
     rdma_device: str | None = None
     numa_node: int | None = None
+    pci_path: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,7 +53,7 @@ def valid_tp_sizes(spec: ModelSpec, *, enable_expert_parallel: bool = False) -> 
     return tuple(
         tp
         for tp in divisors(spec.num_heads)
-        if not _tp_problem(spec, tp, enable_expert_parallel=enable_expert_parallel)
+        if not tp_problem(spec, tp, enable_expert_parallel=enable_expert_parallel)
     )
 
 
@@ -77,14 +77,14 @@ def check_model_fits(spec: ModelSpec, parallel: ParallelSizes) -> None:
     if spec.moe is not None and parallel.enable_expert_parallel:
         _check_experts(spec.moe, parallel)
     expert = parallel.enable_expert_parallel
-    problem = _tp_problem(spec, parallel.tp, enable_expert_parallel=expert)
+    problem = tp_problem(spec, parallel.tp, enable_expert_parallel=expert)
     if problem:
         raise ConfigError(
             problem,
             hint=_tp_hint(
                 spec,
                 parallel.tp,
-                lambda size: _tp_problem(spec, size, enable_expert_parallel=expert),
+                lambda size: tp_problem(spec, size, enable_expert_parallel=expert),
             ),
         )
     layer_ranges(spec.num_layers, parallel.pp, parallel.pp_layer_partition)
@@ -189,7 +189,8 @@ def _heads_problem(spec: ModelSpec, tp: int) -> str:
     return ""
 
 
-def _tp_problem(spec: ModelSpec, tp: int, *, enable_expert_parallel: bool) -> str:
+def tp_problem(spec: ModelSpec, tp: int, *, enable_expert_parallel: bool) -> str:
+    """Which size of the model `tp` ranks cannot share evenly; empty if there is none."""
     problem = _heads_problem(spec, tp)
     if problem:
         return problem

@@ -6,8 +6,10 @@ from dataclasses import asdict, dataclass
 from vcli.topology.config import ParallelConfig
 from vcli.topology.decision import Decision
 from vcli.topology.errors import PlacementError
+from vcli.topology.experts import ExpertMap
 from vcli.topology.groups import GroupKind, GroupMembership, Groups
 from vcli.topology.model_spec import ModelSpec
+from vcli.topology.padding import HeadPadding
 from vcli.topology.rendezvous import RendezvousSpec
 
 #: Flags that may differ between the nodes of one deployment.
@@ -28,7 +30,8 @@ class RankPlan:
     `rank` counts within its replica, `global_rank` within its torch world (equal unless replicas
     share a world); the ranks of `groups` are global ones. `local_rank` counts the ranks of the
     replica on its node, `device_index` is the visible device. `layer_span` is [start, end), None
-    without a model.
+    without a model. `nic` is the adapter nearest to the device and `nic_way` the way to it, as
+    `nvidia-smi topo` writes it.
     """
 
     rank: int
@@ -48,6 +51,8 @@ class RankPlan:
     title: str
     groups: tuple[GroupMembership, ...]
     omp_num_threads: int
+    nic: str | None = None
+    nic_way: str | None = None
 
     def group(self, kind: GroupKind | str) -> GroupMembership | None:
         """The group of this kind that the rank belongs to; None where the plan has no such kind."""
@@ -91,8 +96,21 @@ class ProcessTotals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelPlan:
+    """`count` sockets, pipes or memory files of one kind on a node."""
+
+    name: str
+    count: int
+    purpose: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlan:
-    """One node; `ring_bytes` is the shared memory of the control plane on it."""
+    """One node.
+
+    `ring_bytes` is the shared memory of the control plane on it, `descriptors` the open files that
+    its busiest process needs.
+    """
 
     node_rank: int
     nnodes_within_dp: int
@@ -104,11 +122,13 @@ class NodePlan:
     processes: tuple[ProcessRow, ...]
     ranks: tuple[RankPlan, ...]
     ring_bytes: int
+    channels: tuple[ChannelPlan, ...] = ()
+    descriptors: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HelperPlan:
-    """A process beside those of the deployment: the fork server, Python's resource tracker."""
+    """A process beside those of the deployment: the fork server."""
 
     title: str
     node_rank: int
@@ -117,13 +137,17 @@ class HelperPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortPlan:
-    """A port that must be free on a node and reachable from the others; 0 is any free one."""
+    """A port that must be free on a node and reachable from the others; 0 is any free one.
+
+    `bound_by` is the title of the process that listens there.
+    """
 
     name: str
     node_rank: int
     host: str
     port: int
     purpose: str
+    bound_by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,8 +187,10 @@ class MemoryPlan:
 class TopologyPlan:
     """What will be started, where, and why; printed by `vcli topo`, obeyed by the runtime.
 
-    `ranks` are ordered by external copy, replica and rank. `nodes` is empty and `totals` None
-    where a trainer places the processes (`external_data_parallel_size` > 1).
+    `model` is the model as it is cut: with zero heads where `head_padding` says so. `experts` is
+    the placement in each EP group. `ranks` are ordered by external copy, replica and rank. `nodes`
+    is empty and `totals` None where a trainer places the processes
+    (`external_data_parallel_size` > 1).
     """
 
     config: ParallelConfig
@@ -186,6 +212,8 @@ class TopologyPlan:
     layer_spans: tuple[tuple[int, int], ...] | None
     memory: MemoryPlan | None
     warnings: tuple[PlanWarning, ...]
+    experts: ExpertMap | None = None
+    head_padding: HeadPadding | None = None
 
     @property
     def decisions(self) -> tuple[Decision[object], ...]:

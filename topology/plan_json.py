@@ -37,6 +37,10 @@ def plan_to_json(plan: TopologyPlan) -> dict[str, Any]:
         "ring_bytes": plan.ring_bytes,
         "layer_spans": [list(span) for span in plan.layer_spans] if plan.layer_spans else None,
         "memory": _memory(plan),
+        "head_padding": asdict(plan.head_padding) if plan.head_padding else None,
+        "experts_of_ep_rank": [list(held) for held in plan.experts.experts_of_rank]
+        if plan.experts
+        else None,
         "ports": [asdict(port) for port in plan.ports],
         "decisions": [_decision(decision) for decision in plan.decisions],
         "warnings": [asdict(warning) for warning in plan.warnings],
@@ -70,6 +74,8 @@ def _node(node: NodePlan) -> dict[str, Any]:
         "ranks": [_rank(rank) for rank in node.ranks],
         "processes": [asdict(row) for row in node.processes],
         "shm_ring_bytes": node.ring_bytes,
+        "channels": [asdict(channel) for channel in node.channels],
+        "descriptors": node.descriptors,
     }
 
 
@@ -86,6 +92,8 @@ def _rank(rank: RankPlan) -> dict[str, Any]:
         "pcp_rank": rank.pcp_rank,
         "tp_rank": rank.tp_rank,
         "numa_node": rank.numa_node,
+        "nic": rank.nic,
+        "nic_way": rank.nic_way,
         "layer_span": list(rank.layer_span) if rank.layer_span else None,
         "omp_num_threads": rank.omp_num_threads,
         "title": rank.title,

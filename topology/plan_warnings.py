@@ -3,7 +3,7 @@
 Ids are those of doctor's checks where one tells more, else `PLAN-nn`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from vcli.topology.facts import HostFacts, ProcessFacts
 from vcli.topology.plan import NodePlan, PlanWarning, TopologyPlan
@@ -16,7 +16,7 @@ def find_warnings(
     plan: TopologyPlan, host: HostFacts | None, process: ProcessFacts
 ) -> tuple[PlanWarning, ...]:
     """All remarks, layout first, then this host."""
-    found = [*_layout(plan), *_experts(plan), *_start(plan, process)]
+    found = [*_layout(plan), *_shape(plan), *_experts(plan), *_start(plan, process)]
     if host is not None and plan.nodes:
         node = plan.nodes[plan.config.own_node_rank]
         found += [*_cpus(plan, node, host), *_gpus(plan, node, host), *_memory(plan, node, host)]
@@ -69,6 +69,29 @@ def _layout(plan: TopologyPlan) -> Iterator[tuple[str, str]]:
             )
 
 
+def _shape(plan: TopologyPlan) -> Iterator[tuple[str, str]]:
+    """What the model's own numbers make of these sizes."""
+    padding = plan.head_padding
+    if padding is not None:
+        yield (
+            "PLAN-05",
+            f"{padding.num_heads} query and {padding.num_kv_heads} KV heads do not divide by "
+            f"{plan.config.tp} TP ranks: padded with zero heads to {padding.padded_heads} and "
+            f"{padding.padded_kv_heads}, KV cache x{padding.kv_growth:.2f} over all ranks",
+        )
+    counts = [end - start for start, end in plan.layer_spans or ()]
+    if counts and max(counts) > min(counts):
+        loss = 1 - sum(counts) / (len(counts) * max(counts))
+        # One layer more or less cannot be helped; what it costs is worth a word above a twentieth.
+        if loss > 0.05:
+            yield (
+                "PLAN-06",
+                f"stages of {min(counts)} to {max(counts)} layers: the longest sets the pace, "
+                f"{loss:.0%} of the others' time is waiting; a --pipeline-parallel-size that "
+                f"divides {sum(counts)} layers, or --pp-layer-partition",
+            )
+
+
 def _experts(plan: TopologyPlan) -> Iterator[tuple[str, str]]:
     config = plan.config
     if config.enable_expert_parallel and not config.is_moe:
@@ -77,6 +100,14 @@ def _experts(plan: TopologyPlan) -> Iterator[tuple[str, str]]:
             "--enable-expert-parallel has no effect without experts: give a model, or --moe to "
             "plan for one",
         )
+    if plan.experts is not None:
+        held = [len(experts) for experts in plan.experts.experts_of_rank]
+        if max(held) > min(held):
+            yield (
+                "PLAN-08",
+                f"EP ranks hold {min(held)} to {max(held)} experts each: those with more set the "
+                "pace; an EP size that divides the experts, or --num-redundant-experts",
+            )
     if config.enable_eplb and plan.device_type == "cpu":
         yield "FIT-02", "--enable-eplb needs GPUs to move experts between"
 
@@ -128,6 +159,42 @@ def _gpus(plan: TopologyPlan, node: NodePlan, host: HostFacts) -> Iterator[tuple
                 "--tensor-parallel-size or --pipeline-parallel-size",
             )
             return
+
+
+def compare_hosts(hosts: Sequence[HostFacts], num_local_ranks: int) -> tuple[PlanWarning, ...]:
+    """Remarks on nodes that differ; `hosts` are in the order of the nodes."""
+    found: list[PlanWarning] = []
+    first = hosts[0]
+    for index, host in enumerate(hosts[1:], start=1):
+        differences = [
+            f"{name} {theirs} against {ours}"
+            for name, ours, theirs in (
+                ("GPUs", len(first.gpus), len(host.gpus)),
+                ("CPUs", first.cpu_count, host.cpu_count),
+                ("GPU", _gpu_names(first), _gpu_names(host)),
+                ("driver", first.driver_version, host.driver_version),
+                ("network Mbit/s", _fastest_nic(first), _fastest_nic(host)),
+            )
+            if ours != theirs
+        ]
+        if differences:
+            found.append(
+                PlanWarning(
+                    id="PLAN-07",
+                    message=f"node {index} ({host.hostname}) differs from node 0 "
+                    f"({first.hostname}): {', '.join(differences)}; each node gets "
+                    f"{num_local_ranks} rank(s), the weakest sets the pace",
+                )
+            )
+    return tuple(found)
+
+
+def _gpu_names(host: HostFacts) -> str:
+    return "/".join(sorted({gpu.name for gpu in host.gpus})) or "none"
+
+
+def _fastest_nic(host: HostFacts) -> int:
+    return max((nic.speed_mbit or 0 for nic in host.nics if not nic.is_loopback), default=0)
 
 
 def _memory(plan: TopologyPlan, node: NodePlan, host: HostFacts) -> Iterator[tuple[str, str]]:

@@ -6,36 +6,27 @@ from dataclasses import replace
 from vcli.topology.allreduce import decide_all_reduce
 from vcli.topology.attention import decide_attention_backend
 from vcli.topology.backend import choose_backend
+from vcli.topology.channels import descriptors_needed, node_channels
 from vcli.topology.config import ParallelConfig
 from vcli.topology.decision import Decision
+from vcli.topology.experts import ExpertMap, place_experts
 from vcli.topology.facts import HostFacts, ProcessFacts
 from vcli.topology.groups import GroupKind, Groups, build_groups, group_memberships
 from vcli.topology.layers import layer_ranges
-from vcli.topology.memory import (
-    check_model_fits,
-    dtype_bytes,
-    kv_bytes_per_token,
-    num_parameters,
-    rank_parameters,
-)
+from vcli.topology.links import nearest_nic
+from vcli.topology.memory import check_model_fits
 from vcli.topology.model_spec import ModelSpec
 from vcli.topology.names import titled
 from vcli.topology.omp import decide_omp_num_threads
+from vcli.topology.padding import HeadPadding, pad_heads
 from vcli.topology.placement import (
     RankPlacement,
     check_devices,
     max_ranks_on_a_node,
     place_ranks,
 )
-from vcli.topology.plan import (
-    MemoryPlan,
-    NodePlan,
-    PortPlan,
-    RankMemory,
-    RankPlan,
-    TopologyPlan,
-    sum_totals,
-)
+from vcli.topology.plan import NodePlan, PortPlan, RankPlan, TopologyPlan, sum_totals
+from vcli.topology.plan_memory import plan_memory
 from vcli.topology.plan_warnings import find_warnings
 from vcli.topology.processes import (
     count_processes,
@@ -59,33 +50,33 @@ def plan_topology(
     dtype: str | None = None,
     device_type: str = "cpu",
     flashinfer_available: bool = False,
+    pads_heads: bool = False,
 ) -> TopologyPlan:
     """The plan of a deployment.
 
-    Without `host` nothing is refused because of hardware; the other nodes are taken to be like it.
-    A `model` decides whether there are experts, and its dtype holds unless `dtype` is given.
+    Without `host` nothing is refused because of hardware; all nodes are taken to be like it. A
+    `model` decides whether there are experts, and its dtype holds unless `dtype` is given. With
+    `pads_heads`, heads that do not divide get zero heads instead of a refusal.
 
     Raises:
         ConfigError: an unknown name, or a model that cannot be cut into these sizes.
         PlacementError: the host has too few devices.
     """
-    process = process or ProcessFacts()
+    process, whole, padding = process or ProcessFacts(), model, None
     if model is not None:
-        config, dtype = _fit_model(config, model), dtype or model.dtype
+        config, model, padding = _fit_model(config, model, pads_heads=pads_heads)
+        dtype = dtype or model.dtype
     backend = choose_backend(config, process)
     start_method = decide_start_method(process, config.start_method)
-    rendezvous = choose_rendezvous(config)
-    placements = place_ranks(config)
+    rendezvous, placements = choose_rendezvous(config), place_ranks(config)
     num_local_ranks = max_ranks_on_a_node(placements)
     is_external = config.external_data_parallel_size > 1
     if device_type == "cuda" and host and not (is_external or backend.value == "ray"):
         check_devices(num_local_ranks, host)
     omp_num_threads = _omp_num_threads(num_local_ranks, host, process)
-    groups = build_groups(config)
-    spans = _layer_spans(config, model)
+    groups, spans = build_groups(config), _layer_spans(config, model)
     ranks = _rank_plans(config, placements, groups, spans, omp_num_threads.value, host=host)
-    nodes = () if is_external else _node_plans(config, backend.value, ranks)
-    # The remarks are made on the whole plan, so they come in by a second step.
+    nodes = () if is_external else _node_plans(config, backend.value, ranks, device_type)
     plan = TopologyPlan(
         config=config,
         device_type=device_type,
@@ -104,16 +95,32 @@ def plan_topology(
         helpers=helper_processes(start_method.value, len(nodes)),
         ports=_ports(config, rendezvous.value),
         layer_spans=spans,
-        memory=_memory(config, ranks, model, dtype),
+        memory=plan_memory(config, ranks, model, dtype, whole=whole) if model else None,
         warnings=(),
+        experts=_experts(config, model),
+        head_padding=padding,
     )
     return replace(plan, warnings=find_warnings(plan, host, process))
 
 
-def _fit_model(config: ParallelConfig, model: ModelSpec) -> ParallelConfig:
+def _fit_model(
+    config: ParallelConfig, model: ModelSpec, *, pads_heads: bool
+) -> tuple[ParallelConfig, ModelSpec, HeadPadding | None]:
+    """The model as it is cut, and the padding that this takes."""
     config = replace(config, is_moe=model.is_moe)
+    padding = None
+    if pads_heads:
+        model, found = pad_heads(model, config)
+        padding = found if found.is_padded else None
     check_model_fits(model, config)
-    return config
+    return config, model, padding
+
+
+def _experts(config: ParallelConfig, model: ModelSpec | None) -> ExpertMap | None:
+    if model is None or model.moe is None or not config.enable_expert_parallel:
+        return None
+    physical = model.moe.num_experts + config.num_redundant_experts
+    return place_experts(physical, config.expert_parallel_size)
 
 
 def _omp_num_threads(
@@ -173,13 +180,16 @@ def _rank_plans(
     memberships = group_memberships(groups_by_kind, config.torch_world)
     dp, pp, pcp, tp, dcp = config.dp, config.pp, config.pcp, config.tp, config.dcp
     ep, output_rank = config.expert_parallel_size, config.output_rank
-    numa_nodes = {gpu.index: gpu.numa_node for gpu in host.gpus} if host else {}
+    gpus = host.gpus if host else ()
+    numa_nodes = {gpu.index: gpu.numa_node for gpu in gpus}
+    nics = {gpu.index: nearest_nic(gpu, host) for gpu in gpus} if host else {}
     plans = []
     for place in placements:
         pp_rank, in_stage = divmod(place.rank, pcp * tp)
         pcp_rank, tp_rank = divmod(in_stage, tp)
         groups = memberships[place.global_rank]
         in_group = {group.kind: group.rank_in_group for group in groups}
+        nic = nics.get(place.device_index)
         title = titled(
             "Worker",
             ("DP", place.dp_rank, dp),
@@ -208,13 +218,15 @@ def _rank_plans(
                 title=title,
                 groups=groups,
                 omp_num_threads=omp_num_threads,
+                nic=nic[0].name if nic else None,
+                nic_way=nic[1] if nic else None,
             )
         )
     return tuple(plans)
 
 
 def _node_plans(
-    config: ParallelConfig, backend: str, ranks: tuple[RankPlan, ...]
+    config: ParallelConfig, backend: str, ranks: tuple[RankPlan, ...], device_type: str
 ) -> tuple[NodePlan, ...]:
     ranks_of_node: list[list[RankPlan]] = [[] for _ in range(config.num_hosts)]
     for rank in ranks:
@@ -223,6 +235,7 @@ def _node_plans(
     for node_rank, listed in enumerate(ranks_of_node):
         local_ranks = tuple(listed)
         processes = node_processes(config, backend, node_rank, local_ranks)
+        ring_bytes = node_ring_bytes(backend, local_ranks)
         nodes.append(
             NodePlan(
                 node_rank=node_rank,
@@ -234,7 +247,9 @@ def _node_plans(
                 counts=count_processes(processes),
                 processes=processes,
                 ranks=local_ranks,
-                ring_bytes=node_ring_bytes(backend, local_ranks),
+                ring_bytes=ring_bytes,
+                channels=node_channels(processes, local_ranks, ring_bytes),
+                descriptors=descriptors_needed(processes, local_ranks, device_type),
             )
         )
     return tuple(nodes)
@@ -250,6 +265,7 @@ def _ports(config: ParallelConfig, rendezvous: RendezvousSpec) -> tuple[PortPlan
                 host=config.master_addr,
                 port=config.master_port + 1,
                 purpose="nodes join here and compare their plans",
+                bound_by="the launcher on node 0",
             )
         )
     if rendezvous.scheme == "tcp":
@@ -260,39 +276,7 @@ def _ports(config: ParallelConfig, rendezvous: RendezvousSpec) -> tuple[PortPlan
                 host=rendezvous.host,
                 port=rendezvous.port,
                 purpose="store of the torch world",
+                bound_by="rank 0",
             )
         )
     return tuple(ports)
-
-
-def _memory(
-    config: ParallelConfig,
-    ranks: tuple[RankPlan, ...],
-    model: ModelSpec | None,
-    dtype: str | None,
-) -> MemoryPlan | None:
-    if model is None:
-        return None
-    dtype = dtype or model.dtype
-    number_bytes = dtype_bytes(dtype)
-    kv_bytes = [
-        kv_bytes_per_token(model, config, pp_rank=stage, dtype=dtype) for stage in range(config.pp)
-    ]
-    # Ranks of equal stage and experts hold equally much: count each case once.
-    counted: dict[tuple[int, int], int] = {}
-    memories = []
-    for rank in ranks:
-        experts = rank.group(GroupKind.EP) if config.enable_expert_parallel else None
-        key = (rank.pp_rank, experts.rank_in_group if experts else 0)
-        if key not in counted:
-            counted[key] = rank_parameters(model, config, pp_rank=key[0], ep_rank=key[1])
-        memories.append(
-            RankMemory(
-                rank=rank.rank,
-                dp_rank=rank.dp_rank,
-                num_parameters=counted[key],
-                weight_bytes=counted[key] * number_bytes,
-                kv_bytes_per_token=kv_bytes[rank.pp_rank],
-            )
-        )
-    return MemoryPlan(dtype=dtype, num_parameters=num_parameters(model), ranks=tuple(memories))

@@ -104,15 +104,18 @@ def node_ring_bytes(backend: str, ranks: tuple[RankPlan, ...]) -> int:
 
 
 def helper_processes(start_method: str, num_nodes: int) -> tuple[HelperPlan, ...]:
-    """What runs beside the deployment's own processes on each node."""
-    if start_method == "forkserver":
-        title, reason = titled("ForkServer"), "has torch imported; workers are copies of it"
-    elif start_method == "spawn":
-        title, reason = "resource_tracker", "Python's multiprocessing starts it with spawn"
-    else:
+    """What runs beside the deployment's own processes on each node: the fork server, if any.
+
+    Children are started by our own launcher, so there is no resource tracker.
+    """
+    if start_method != "forkserver":
         return ()
     return tuple(
-        HelperPlan(title=title, node_rank=node_rank, reason=reason)
+        HelperPlan(
+            title=titled("ForkServer"),
+            node_rank=node_rank,
+            reason="has torch imported; workers are copies of it",
+        )
         for node_rank in range(num_nodes)
     )
 

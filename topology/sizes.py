@@ -4,8 +4,8 @@ Everybody else uses the short properties (`tp`, `pp`, ...); only this file, the 
 `config.py` and the command line write the long names.
 """
 
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, Self
 
 DEFAULT_MASTER_PORT: Final = 29501
 EXTERNAL_LAUNCHER: Final = "external_launcher"
@@ -45,6 +45,21 @@ class ParallelSizes:
     start_method: str | None = None
     pp_layer_partition: tuple[int, ...] | None = None
     api_server_count: int | None = None
+
+    def resized(
+        self, *, tp: int, pp: int, dp: int, pcp: int = 1, dcp: int = 1, expert: bool = False
+    ) -> Self:
+        """The same deployment with these sizes; layers are split evenly over the stages."""
+        return replace(
+            self,
+            tensor_parallel_size=tp,
+            pipeline_parallel_size=pp,
+            prefill_context_parallel_size=pcp,
+            decode_context_parallel_size=dcp,
+            data_parallel_size=dp,
+            enable_expert_parallel=expert,
+            pp_layer_partition=None,
+        )
 
     @property
     def tp(self) -> int:

@@ -9,7 +9,7 @@ from vcli.topology.facts import ProcessFacts
 StartMethod = Literal["spawn", "fork", "forkserver"]
 
 #: What is used where nothing was asked for and nothing stands against it.
-DEFAULT_START_METHOD: Final[StartMethod] = "spawn"
+DEFAULT_START_METHOD: Final[StartMethod] = "forkserver"
 
 
 def decide_start_method(
@@ -40,8 +40,8 @@ def decide_start_method(
 
 
 _REASONS: Final = {
-    "spawn": "{origin}: children start from nothing, so no thread, lock or device state of this "
-    "process can break them",
+    "spawn": "{origin}: each child is a new interpreter started by vcli's own launcher, so no "
+    "thread, lock or device state of this process reaches it",
     "fork": "{origin}: one thread, no CUDA, no XPU and no OpenMP pool is alive in this process",
     "forkserver": "{origin}: children are copies of a server that has imported torch and never "
     "touches a device",

@@ -1,24 +1,17 @@
 """`vcli topo`: the plan of a launch, before anything starts."""
 
-import json
-from pathlib import Path
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import typer
 
-from vcli.cli import options
-from vcli.cli.build import parse_partition, resolve_device, resolve_dtype
-from vcli.cli.output import Output
+from vcli.cli import options, topo_options
+from vcli.cli.build import parse_partition
 from vcli.cli.views.layout import layout_view
-from vcli.diagnostics import collect_host_facts
-from vcli.topology import (
-    ConfigError,
-    ModelSpec,
-    ParallelConfig,
-    check_model_fits,
-    model_spec_from_config,
-    plan_to_json,
-    plan_topology,
-)
+from vcli.topology import ConfigError
+from vcli.topology.sizes import ParallelSizes
 
 
 def topo(
@@ -29,11 +22,19 @@ def topo(
     data_parallel_size: options.DataParallelSize = 1,
     prefill_context_parallel_size: options.PrefillContextParallelSize = 1,
     decode_context_parallel_size: options.DecodeContextParallelSize = 1,
+    data_parallel_size_local: topo_options.DataParallelSizeLocal = None,
+    data_parallel_rank: topo_options.DataParallelRank = None,
+    data_parallel_external_lb: topo_options.DataParallelExternalLb = False,
+    data_parallel_hybrid_lb: topo_options.DataParallelHybridLb = False,
+    data_parallel_backend: topo_options.DataParallelBackend = "mp",
     enable_expert_parallel: options.EnableExpertParallel = False,
     enable_eplb: options.EnableEplb = False,
+    num_redundant_experts: topo_options.NumRedundantExperts = 0,
     moe: options.AssumeMoe = False,
     nnodes: options.Nnodes = 1,
     node_rank: options.NodeRank = 0,
+    headless: topo_options.Headless = False,
+    api_server_count: topo_options.ApiServerCount = None,
     master_addr: options.MasterAddr = "127.0.0.1",
     master_port: options.MasterPort = 29501,
     distributed_executor_backend: options.ExecutorBackend = None,
@@ -41,63 +42,132 @@ def topo(
     pp_layer_partition: options.LayerPartition = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
+    max_model_len: options.MaxModelLen = None,
+    gpu_memory_utilization: options.GpuMemoryUtilization = 0.9,
+    block_size: options.BlockSize = 16,
+    max_num_seqs: options.MaxNumSeqs = 256,
+    max_num_batched_tokens: options.MaxNumBatchedTokens = 8192,
+    facts: topo_options.FactsFiles = None,
+    save_facts: topo_options.SaveFacts = None,
+    gpus: topo_options.AssumedGpus = None,
+    gpu: topo_options.AssumedGpu = None,
+    link: topo_options.NetworkSpeed = None,
+    suggest: topo_options.Suggest = False,
+    compare: topo_options.Compare = None,
+    batch: topo_options.BatchRequests = 32,
+    context_tokens: topo_options.ContextTokens = 1024,
+    rank: topo_options.ShowRank = None,
+    group: topo_options.ShowGroup = None,
+    explain: topo_options.Explain = None,
+    format_name: topo_options.PlanFormat = "text",
+    print_commands: topo_options.PrintCommands = False,
+    hosts: topo_options.Hosts = None,
+    hostfile: topo_options.HostFile = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Show every rank, group, process, byte and decision of a launch; starts nothing.
 
-    Example:  vcli topo -tp 2 -pp 4   |   vcli topo ./Qwen3-8B -tp 4 --json
+    Example:  vcli topo -tp 2 -pp 4   |   vcli topo ./Qwen3-8B --gpus 8 --gpu h200 --suggest
     """
-    output = Output(context.obj, json_mode=as_json)
-    spec = _read_spec(model) if model else None
-    parallel = ParallelConfig(
-        tensor_parallel_size=tensor_parallel_size,
-        pipeline_parallel_size=pipeline_parallel_size,
-        data_parallel_size=data_parallel_size,
-        prefill_context_parallel_size=prefill_context_parallel_size,
-        decode_context_parallel_size=decode_context_parallel_size,
-        enable_expert_parallel=enable_expert_parallel,
-        enable_eplb=enable_eplb,
-        is_moe=moe or enable_expert_parallel or (spec is not None and spec.is_moe),
-        nnodes=nnodes,
-        node_rank=node_rank,
-        master_addr=master_addr,
-        master_port=master_port,
-        distributed_executor_backend=distributed_executor_backend,
-        start_method=start_method,
-        pp_layer_partition=parse_partition(pp_layer_partition),
+    # Late, so that the other commands do not pay for it.
+    from vcli.cli.topo_facts import FactsRequest
+    from vcli.cli.topo_session import TopoSession, TopoShow
+    from vcli.topology.estimate import Workload
+
+    sizes = _sizes(context.params, is_moe=moe or enable_expert_parallel)
+    TopoSession(
+        environment=context.obj,
+        sizes=sizes,
+        model_name=model,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        machines=FactsRequest(device=device, facts=facts or (), gpus=gpus, gpu=gpu, link=link),
+        workload=Workload(
+            num_requests=batch,
+            context_tokens=context_tokens,
+            utilization=gpu_memory_utilization,
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+        ),
+        text_view=layout_view,
+    ).show(
+        TopoShow(
+            as_json=as_json,
+            format_name=format_name,
+            rank=rank,
+            group=group,
+            explain=explain,
+            is_suggesting=suggest,
+            compared=_compared(sizes, compare) if compare is not None else None,
+            save_facts=save_facts,
+            prints_commands=print_commands,
+            hosts=hosts,
+            hostfile=hostfile,
+        )
     )
-    if spec is not None:
-        check_model_fits(spec, parallel)
-    plan = plan_topology(
-        parallel,
-        host=collect_host_facts(),
-        model=spec,
-        dtype=resolve_dtype(dtype, spec) if spec else None,
-        device_type=resolve_device(device),
-    )
-    if as_json:
-        document = plan_to_json(plan)
-        output.document(document.pop("schema"), document)
-    else:
-        output.result(layout_view(plan, width=output.width))
 
 
-def _read_spec(model: str) -> ModelSpec:
-    """The shape in a local folder's config.json; no weight is touched."""
-    path = Path(model)
-    config_path = path / "config.json" if path.is_dir() else path
+def _sizes(params: Mapping[str, Any], *, is_moe: bool) -> ParallelSizes:
+    """What was typed, by the names of the fields; not checked yet."""
+    fields = ParallelSizes.__dataclass_fields__
+    typed = {name: value for name, value in params.items() if name in fields}
+    typed["pp_layer_partition"] = parse_partition(params["pp_layer_partition"])
+    return ParallelSizes(**typed, is_moe=is_moe)
+
+
+def _compared(sizes: ParallelSizes, flags: str) -> ParallelSizes:
+    """The deployment of `sizes` with the layout that `flags` name; sizes left out are 1.
+
+    Raises:
+        ConfigError: flags that topo does not have.
+    """
+    app = typer.Typer(
+        add_completion=False,
+        context_settings={"token_normalize_func": lambda token: token.replace("_", "-")},
+    )
+    app.command()(topo)
+    command = typer.main.get_command(app)
     try:
-        config = json.loads(config_path.read_text())
-    except FileNotFoundError:
+        words = shlex.split(flags)
+        if {"-h", "--help"} & set(words):
+            raise ConfigError(f"--compare {flags!r}: no layout", hint='--compare "-tp 8"')
+        other = command.make_context("--compare", words)
+    except typer.exceptions.TyperException as error:
         raise ConfigError(
-            f"{config_path} does not exist",
-            hint="topo reads the config.json of a local model folder; without a model it plans "
-            "the sizes alone",
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{config_path} cannot be read: {error}") from error
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{config_path} is no valid JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ConfigError(f"{config_path} holds no JSON object")
-    return model_spec_from_config(config, source=str(config_path))
+            f"--compare {flags!r}: {error.format_message()}", hint='--compare "-tp 8 -pp 2"'
+        ) from error
+    except ValueError as error:
+        raise ConfigError(f"--compare {flags!r}: {error}", hint='--compare "-tp 8"') from error
+    given = {
+        name
+        for name in other.params
+        if (source := other.get_parameter_source(name)) is not None and source.name != "DEFAULT"
+    }
+    allowed = _LAYOUT_NAMES | {"nnodes", "pp_layer_partition", "enable_eplb"}
+    wrong = sorted(given - allowed)
+    if wrong:
+        flag = "--" + wrong[0].replace("_", "-")
+        raise ConfigError(
+            f"--compare {flags!r}: {flag} is no size of a layout",
+            hint="give it outside of --compare, where it holds for both plans",
+        )
+    typed = _sizes(other.params, is_moe=sizes.is_moe)
+    kept = {name: getattr(typed, name) for name in _LAYOUT_NAMES}
+    more = {name: getattr(typed, name) for name in given - _LAYOUT_NAMES}
+    if not typed.enable_expert_parallel:
+        kept["enable_expert_parallel"] = sizes.enable_expert_parallel
+    return replace(sizes, **{**kept, "pp_layer_partition": None, **more})
+
+
+_LAYOUT_NAMES = frozenset(
+    (
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "prefill_context_parallel_size",
+        "decode_context_parallel_size",
+        "data_parallel_size",
+        "data_parallel_size_local",
+        "enable_expert_parallel",
+    )
+)

@@ -1,6 +1,7 @@
 """Small pieces of text that several views share."""
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 
 def rank_list(ranks: Iterable[int]) -> str:
@@ -24,6 +25,39 @@ def bytes_text(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+def short_list(numbers: Sequence[int], *, max_parts: int = 3) -> str:
+    """`0-7`, `0,4,…,124` for equal steps, `0-7,32-39,…,96-103` where there are more parts."""
+    ordered = sorted(set(numbers))
+    if len(ordered) > 4:
+        step = ordered[1] - ordered[0]
+        if step > 1 and all(b - a == step for a, b in pairwise(ordered)):
+            return f"{ordered[0]},{ordered[1]},…,{ordered[-1]}"
+    parts = rank_list(ordered).split(",")
+    if len(parts) <= max_parts + 1:
+        return ",".join(parts)
+    return ",".join((*parts[: max_parts - 1], "…", parts[-1]))
+
+
+def group_text(ranks: Sequence[int]) -> str:
+    """The members of a group in their order: all up to eight, else runs or equal steps."""
+    if len(ranks) <= 8 or list(ranks) != sorted(ranks):
+        shown = [str(rank) for rank in ranks]
+        return ",".join(shown if len(shown) <= 8 else (*shown[:4], "…", shown[-1]))
+    return short_list(ranks)
+
+
+def seconds_text(seconds: float) -> str:
+    """`12 µs`, `3.41 ms`, `1.20 s`."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def plural(count: int, word: str) -> str:
+    """`1 node`, `2 nodes`."""
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 def columns(rows: Sequence[Sequence[str]], *, indent: str = "") -> list[str]:

@@ -8,11 +8,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.cli.topo_runs import model_folder, run_topo
+from tests.support.topo_runs import model_folder, run_topo
 
 CHROMIUM = Path("/usr/bin/chromium")
 SVG = "{http://www.w3.org/2000/svg}"
-#: Wider than any digit or letter but W and M of the fonts named in the picture, in parts of the size.
+#: Rather too wide for the fonts named in the picture, in parts of the size.
 CHARACTER_WIDTH = 0.62
 BOLD_CHARACTER_WIDTH = 0.68
 
@@ -149,9 +149,7 @@ def read_png(path: Path) -> tuple[int, int, bytes]:
         rows.append(bytes(previous))
     joined = b"".join(rows)
     if channels == 4:
-        joined = bytes(
-            value for index, value in enumerate(joined) if index % 4 != 3
-        )
+        joined = bytes(value for index, value in enumerate(joined) if index % 4 != 3)
     return width, height, joined
 
 

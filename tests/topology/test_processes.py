@@ -2,11 +2,8 @@
 
 import pytest
 
-from vcli.topology import (
-    GroupKind,
-    ParallelConfig,
-    plan_topology,
-)
+from vcli.topology import GroupKind, ParallelConfig, plan_topology
+from vcli.topology.channels import descriptors_needed
 
 MIB = 1024 * 1024
 
@@ -154,3 +151,22 @@ def test_ports_are_listed_for_the_firewall() -> None:
         ("control", "10.0.0.1", 7001),
         ("rendezvous", "10.0.0.1", 7000),
     ]
+
+
+@pytest.mark.parametrize(("num_workers", "measured"), [(3, 53), (5, 77)])
+def test_descriptors_of_a_core_cover_what_was_measured(num_workers: int, measured: int) -> None:
+    plan = plan_topology(ParallelConfig(pipeline_parallel_size=num_workers))
+    rows = tuple(row for row in plan.node(0).processes if row.kind != "api_server")
+
+    assert measured <= descriptors_needed(rows, plan.ranks, "cpu") <= 1.2 * measured
+    assert plan.node(0).descriptors > 256
+
+
+def test_channels_of_a_node_are_counted() -> None:
+    plan = plan_topology(ParallelConfig(tensor_parallel_size=2, pipeline_parallel_size=2))
+    counts = {channel.name: channel.count for channel in plan.node(0).channels}
+
+    # one core and four workers are children; each rank has one TP and one PP partner
+    assert counts == {
+        **{"http": 1, "control": 5, "lifeline": 5, "client": 1, "ring": 1 + 4, "mesh": 4 * 2}
+    }

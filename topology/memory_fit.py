@@ -1,0 +1,125 @@
+"""How many tokens the KV cache of a rank can hold, from the bytes of its device.
+
+The weights and the bytes of a token are exact (`memory.py`); what activations and libraries take
+beside them is an estimate, named as such.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from vcli.topology.memory import dtype_bytes, local_heads
+from vcli.topology.model_spec import ModelSpec
+from vcli.topology.sizes import ParallelSizes
+
+_MIB: Final = 1 << 20
+#: CUDA context and kernels' code on a GPU, before anything is allocated.
+GPU_CONTEXT_BYTES: Final = 600 * _MIB
+#: What libraries take outside torch's allocator once they are used.
+GPU_LIBRARY_BYTES: Final = 200 * _MIB
+#: Left free besides everything counted, however large the allowed part is.
+GPU_RESERVE_BYTES: Final = 150 * _MIB
+#: Part of a CPU node's free memory that the KV caches of all its ranks may fill.
+CPU_CACHE_PART: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvBudget:
+    """The KV cache of one rank; `num_tokens` is what fits, 0 if the weights alone do not."""
+
+    device_bytes: int
+    weight_bytes: int
+    other_bytes: int
+    kv_bytes: int
+    block_size: int
+    num_blocks: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in whole blocks."""
+        return self.num_blocks * self.block_size
+
+
+def activation_bytes(
+    spec: ModelSpec, parallel: ParallelSizes, *, dtype: str, num_tokens: int, num_requests: int
+) -> int:
+    """An estimate of the most that the activations of a step of `num_tokens` take on a rank.
+
+    Of one layer: residual and hidden states, queries, keys and values, the two halves of the MLP
+    and their product; at the end the logits of one row per request in float32 and in `dtype`.
+    """
+    heads = local_heads(spec, parallel.tp)
+    attention = (2 * heads.num_heads + 2 * heads.num_kv_heads) * spec.head_size
+    width = spec.intermediate_size // parallel.tp
+    if spec.moe is not None:
+        width = max(width, spec.moe.num_experts_per_token * spec.moe.intermediate_size)
+    number = dtype_bytes(dtype)
+    per_token = (3 * spec.hidden_size + max(attention, 3 * width)) * number
+    logits = num_requests * spec.vocab_size * (4 + number)
+    return num_tokens * per_token + logits
+
+
+def gpu_kv_budget(
+    *,
+    memory_bytes: int,
+    utilization: float,
+    weight_bytes: int,
+    activation_bytes: int,
+    kv_bytes_per_token: int,
+    block_size: int,
+) -> KvBudget:
+    """What a GPU of `memory_bytes` leaves for KV.
+
+    The allowed part pays for weights, activations and libraries; beside it, context and reserve
+    must find room in the whole.
+    """
+    used = weight_bytes + activation_bytes
+    by_part = int(memory_bytes * utilization) - used - GPU_LIBRARY_BYTES
+    by_whole = memory_bytes - used - GPU_CONTEXT_BYTES - GPU_RESERVE_BYTES
+    left = max(0, min(by_part, by_whole))
+    other = activation_bytes + GPU_LIBRARY_BYTES
+    return _budget(
+        device=memory_bytes,
+        weights=weight_bytes,
+        other=other,
+        kv=left,
+        kv_bytes_per_token=kv_bytes_per_token,
+        block_size=block_size,
+    )
+
+
+def cpu_kv_budget(
+    *,
+    free_bytes: int,
+    ranks_on_node: int,
+    weight_bytes: int,
+    kv_bytes_per_token: int,
+    block_size: int,
+) -> KvBudget:
+    """The share of one of `ranks_on_node` in what a CPU node has free once weights are loaded.
+
+    The weights of all ranks of the node are taken off `free_bytes` first.
+    """
+    rest = max(0, free_bytes - weight_bytes * ranks_on_node)
+    share = int(rest * CPU_CACHE_PART) // ranks_on_node
+    return _budget(
+        device=free_bytes,
+        weights=weight_bytes,
+        other=0,
+        kv=share,
+        kv_bytes_per_token=kv_bytes_per_token,
+        block_size=block_size,
+    )
+
+
+def _budget(
+    *, device: int, weights: int, other: int, kv: int, kv_bytes_per_token: int, block_size: int
+) -> KvBudget:
+    block_bytes = kv_bytes_per_token * block_size
+    return KvBudget(
+        device_bytes=device,
+        weight_bytes=weights,
+        other_bytes=other,
+        kv_bytes=kv,
+        block_size=block_size,
+        num_blocks=kv // block_bytes if block_bytes else 0,
+    )
