@@ -9,7 +9,8 @@
 
 A line is 64 bytes; a word is 8. **Each word has one writer.** Positions are bytes since the start
 and only grow; a place in the data is `position % capacity`, so full and empty are different. A
-record never wraps: where it does not fit, a wrap marker fills the rest of the lap.
+record never wraps: where it does not fit, a wrap marker fills the rest of the lap. The writer also
+ends a lap early when every reader has caught up, so that small messages stay in the same memory.
 
     record    size, sequence, kind and number of buffers, length of each buffer     (whole lines)
               each buffer, from the next line on                                    (64-aligned)

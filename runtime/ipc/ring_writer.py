@@ -13,6 +13,8 @@ from vcli.runtime.ipc.layout import Buffer, ReaderState, RingCorruptError, RingL
 
 _HEADERS = [struct.Struct(f"@{3 + count}Q") for count in range(6)]
 """Record headers of one line, by the number of buffers."""
+_STRETCH_BYTES = 256 << 10
+"""How far the writer goes before it looks whether it may start from the front again."""
 
 
 Piece = tuple[int, list[int], list[Buffer], int, int]
@@ -41,6 +43,8 @@ class RingWriter:
         self._capacity_bytes = self.layout.capacity_bytes
         # With its wrap marker a record of half the ring fits an empty ring wherever it starts.
         self._largest_bytes = self._capacity_bytes // 2
+        self._stretch_bytes = min(_STRETCH_BYTES, self._capacity_bytes)
+        self._stretch_end = self._stretch_bytes
         self._readers = [self.layout.reader_word(i) for i in range(self.layout.num_readers)]
         self._armed_words = [(i, r + at.ARMED_GENERATION) for i, r in enumerate(self._readers)]
         self._position = 0
@@ -67,8 +71,8 @@ class RingWriter:
     def try_write_small(self, buffers: Sequence[Buffer]) -> bool:
         """`pieces` and `try_write` in one for the messages of every step: few buffers of bytes.
 
-        False when it is anything else, or at the end of a lap: take those two then. Flat, because
-        between two processes that wake each other every call is a cold one.
+        False when it is anything else, or at the end of a stretch: take those two then. Flat,
+        because between two processes that wake each other every call is a cold one.
         """
         count = len(buffers)
         if count >= len(_HEADERS):
@@ -82,7 +86,7 @@ class RingWriter:
         end = self._position + size
         if (
             size > self._largest_bytes
-            or place + size > self._capacity_bytes
+            or place + size > self._stretch_end
             or end - self._slowest > self._capacity_bytes
         ):
             return False
@@ -130,7 +134,7 @@ class RingWriter:
         kind, lengths, buffers, header_bytes, size = piece
         capacity = self._capacity_bytes
         place = self._position % capacity
-        skipped = capacity - place if place + size > capacity else 0
+        skipped = self._skip(place, size) if place + size > self._stretch_end else 0
         end = self._position + skipped + size
         if end - self._slowest > capacity and not self._has_room(end):
             return False
@@ -190,9 +194,26 @@ class RingWriter:
         """Drop the views of the memory."""
         self._words.release()
 
-    def _has_room(self, end: int) -> bool:
+    def _skip(self, place: int, size: int) -> int:
+        """Bytes to leave out before the next record, and the end of the stretch it begins.
+
+        All the rest of the lap when the record does not fit there, or when every reader has
+        caught up: the start of the ring is in the caches, the rest of it is not.
+        """
+        rest = self._capacity_bytes - place
+        if size > rest or (size <= place and self._find_slowest() == self._position):
+            self._stretch_end = self._stretch_bytes
+            return rest
+        self._stretch_end = min(place + size + self._stretch_bytes, self._capacity_bytes)
+        return 0
+
+    def _find_slowest(self) -> int:
         words = self._words
         self._slowest = min([words[reader] for reader in self._readers])
+        return self._slowest
+
+    def _has_room(self, end: int) -> bool:
+        self._find_slowest()
         if end - self._slowest > self._capacity_bytes:
             self._needed_position = end - self._capacity_bytes
             return False

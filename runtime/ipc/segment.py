@@ -39,7 +39,9 @@ class SharedSegment:
     """
 
     def __init__(self, fd: int, size_bytes: int) -> None:
-        self._mapping = mmap.mmap(fd, size_bytes)
+        # Page tables now: a fault per page on the first lap costs more than the copy into it.
+        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+        self._mapping = mmap.mmap(fd, size_bytes, flags)
         self._buffer: memoryview | None = memoryview(self._mapping)
         self.fd = fd
         self.size_bytes = size_bytes

@@ -8,6 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.support.ipc_queues import CAPACITY
+from vcli.runtime.ipc import broadcast, reader_set
+from vcli.runtime.ipc.broadcast import BroadcastReader, BroadcastWriter
 from vcli.runtime.ipc.handles import ReaderHandle, WriterHandle
 
 StartChild = Callable[..., subprocess.Popen[str]]
@@ -49,3 +52,24 @@ def start_child() -> Iterator[StartChild]:
 @pytest.fixture
 def count_fds() -> Callable[[], int]:
     return lambda: len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.fixture
+def replies():
+    made = [BroadcastReader.create(CAPACITY, f"reply-{i}", num_processes=99) for i in range(3)]
+    readers = [reader for reader, _ in made]
+    writers = [BroadcastWriter.attach(handle) for _, handle in made]
+    yield readers, writers
+    for end in (*writers, *readers):
+        end.close()
+
+
+@pytest.fixture
+def no_recheck(monkeypatch):
+    """Without the periodic second look, a lost ring is a hang; and threads switch everywhere."""
+    monkeypatch.setattr(broadcast, "_RECHECK_S", 1000.0)
+    monkeypatch.setattr(reader_set, "_RECHECK_S", 1000.0)
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval_s)

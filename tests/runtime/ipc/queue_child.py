@@ -4,6 +4,7 @@ HANDLES is JSON, COUNT depends on the role. Every child ends by itself when its 
 """
 
 import hashlib
+import os
 import random
 import sys
 import time
@@ -21,6 +22,11 @@ class Handles(msgspec.Struct):
     write: WriterHandle | None = None
 
 
+def tell(line: str) -> None:
+    """One write per line: children may share a pipe."""
+    os.write(1, line.encode() + b"\n")
+
+
 def echo(reader: BroadcastReader, writer: BroadcastWriter, count: int) -> None:
     """Send every message back as it came."""
     while True:
@@ -35,7 +41,7 @@ def check_sequence(reader: BroadcastReader, writer: BroadcastWriter | None, coun
         if number != expected or hashlib.md5(payload).digest() != digest:
             sys.exit(3)
         if number == 0:
-            print("started", flush=True)
+            tell("started")
         if pace.random() < 0.02:
             time.sleep(pace.random() * 0.004)
 
@@ -44,18 +50,18 @@ def hold(reader: BroadcastReader, writer: BroadcastWriter | None, count: int) ->
     """Take one record, say so, and never come back to the queue."""
     reader.recv(30.0)
     reader.set_activity("execute_model")
-    print("holding", flush=True)
+    tell("holding")
     sys.stdin.read()
 
 
 def sleep_in_recv(reader: BroadcastReader, writer: BroadcastWriter | None, count: int) -> None:
     """Wait in recv; print what it raised, and when (monotonic clock)."""
-    print("waiting", flush=True)
+    tell("waiting")
     try:
         while True:
             reader.recv(30.0)
     except (PeerDiedError, QueueTimeout) as error:
-        print(type(error).__name__, time.monotonic(), flush=True)
+        tell(f"{type(error).__name__} {time.monotonic()}")
 
 
 def cpu_time(reader: BroadcastReader, writer: BroadcastWriter | None, count: int) -> None:
@@ -64,14 +70,14 @@ def cpu_time(reader: BroadcastReader, writer: BroadcastWriter | None, count: int
     before = time.process_time()
     for _ in range(count):
         reader.recv(30.0)
-    print(time.process_time() - before, flush=True)
+    tell(str(time.process_time() - before))
 
 
 def send_then_wait(reader: BroadcastReader | None, writer: BroadcastWriter, count: int) -> None:
     """Send `count` numbered messages and stay alive, the queue open."""
     for number in range(count):
         writer.send(encode((number,)), 10.0)
-    print("sent", flush=True)
+    tell("sent")
     sys.stdin.read()
 
 

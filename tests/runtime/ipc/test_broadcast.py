@@ -1,16 +1,12 @@
 """The queue within one process: waiting, giving up, cancelling, closing."""
 
-import os
 import random
-import sys
-import threading
 import time
-from pathlib import Path
 
 import msgspec
 import pytest
 
-from vcli.runtime.ipc import broadcast
+from tests.support.ipc_queues import CAPACITY, Queue, in_thread, sleeping
 from vcli.runtime.ipc.broadcast import BroadcastReader, BroadcastWriter
 from vcli.runtime.ipc.errors import (
     PeerClosedError,
@@ -19,62 +15,7 @@ from vcli.runtime.ipc.errors import (
     QueueTimeout,
 )
 from vcli.runtime.ipc.handles import ReaderHandle, WriterHandle
-from vcli.runtime.ipc.reader_set import ReaderSet, wait_any
-
-CAPACITY = 1 << 16
-
-
-class Queue:
-    def __init__(self, num_readers=1, capacity=CAPACITY, num_processes=99):
-        self.writer = BroadcastWriter.create(
-            num_readers, capacity, "steps", num_processes=num_processes
-        )
-        self.readers = [
-            BroadcastReader.attach(self.writer.reader_handle(i)) for i in range(num_readers)
-        ]
-
-    def __enter__(self):
-        return self.writer, *self.readers
-
-    def __exit__(self, *_):
-        self.writer.close()
-        for reader in self.readers:
-            reader.close()
-
-
-def in_thread(function, *args):
-    """Run in a thread; gives a callable that joins and returns the result or raises the error."""
-    outcome = []
-
-    def run():
-        try:
-            outcome.append((function(*args), None))
-        except Exception as error:  # noqa: BLE001  raised again by the joiner
-            outcome.append((None, error))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-
-    def join(timeout_s=10.0):
-        thread.join(timeout_s)
-        assert not thread.is_alive(), "the thread still waits"
-        result, error = outcome[0]
-        if error is not None:
-            raise error
-        return result
-
-    join.thread = thread
-    return join
-
-
-def sleeping(thread):
-    """Wait until a thread sleeps in the kernel."""
-    stat = Path(f"/proc/self/task/{thread.native_id}/stat")
-    deadline = time.monotonic() + 10.0
-    while time.monotonic() < deadline:
-        if stat.read_text().rpartition(")")[2].split()[0] == "S":
-            return
-    raise AssertionError("the thread does not sleep")
+from vcli.runtime.ipc.reader_set import ReaderSet
 
 
 def fill(writer, *readers):
@@ -96,16 +37,6 @@ def test_every_reader_gets_every_message(num_processes):
             writer.send([message], 10.0)
         for join in joins:
             assert join() == sent
-
-
-@pytest.fixture
-def no_recheck(monkeypatch):
-    """Without the periodic second look, a lost ring is a hang; and threads switch everywhere."""
-    monkeypatch.setattr(broadcast, "_RECHECK_S", 1000.0)
-    interval_s = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(interval_s)
 
 
 @pytest.mark.usefixtures("no_recheck")
@@ -138,6 +69,30 @@ def test_no_ring_is_lost_between_a_full_writer_and_its_readers():
             writer.send([message], 20.0)
         for join in joins:
             assert join(20.0) == sent
+
+
+@pytest.mark.usefixtures("no_recheck")
+def test_a_record_that_comes_just_before_the_reader_arms_is_seen_before_it_sleeps(monkeypatch):
+    with Queue() as (writer, reader):
+        with pytest.raises(QueueTimeout):
+            reader.recv(0.05)  # takes the rings of the start
+        arm = reader.ring.arm
+        monkeypatch.setattr(reader.ring, "arm", lambda: (writer.send([b"x"]), arm()))
+        began = time.monotonic()
+        assert bytes(reader.recv(10.0)[0]) == b"x"
+        assert time.monotonic() - began < 5.0
+
+
+@pytest.mark.usefixtures("no_recheck")
+def test_space_that_comes_just_before_the_writer_arms_is_seen_before_it_sleeps(monkeypatch):
+    with Queue() as (writer, reader):
+        with pytest.raises(QueueFullTimeout):
+            fill(writer)
+        arm = writer._ring.arm
+        monkeypatch.setattr(writer._ring, "arm", lambda: (reader.recv(), reader.recv(), arm()))
+        began = time.monotonic()
+        writer.send([b"y" * 500], 10.0)
+        assert time.monotonic() - began < 5.0
 
 
 def test_a_message_larger_than_the_ring_comes_whole():
@@ -325,75 +280,3 @@ def test_closing_both_ends_gives_every_descriptor_back(count_fds):
         ready.wait(0.0)
         ready.close()
     assert count_fds() == before
-
-
-# ---- several readers in one wait ------------------------------------------------------------
-
-
-@pytest.fixture
-def replies():
-    made = [BroadcastReader.create(CAPACITY, f"reply-{i}", num_processes=99) for i in range(3)]
-    readers = [reader for reader, _ in made]
-    writers = [BroadcastWriter.attach(handle) for _, handle in made]
-    yield readers, writers
-    for end in (*writers, *readers):
-        end.close()
-
-
-def test_waiting_for_any_gives_those_that_have_a_record(replies):
-    readers, writers = replies
-    assert wait_any(readers, 0.0) == ([], [])
-    writers[2].send([b"x"])
-    writers[0].send([b"y"])
-    assert wait_any(readers, 5.0) == ([readers[0], readers[2]], [])
-    assert bytes(readers[2].recv(0.0)[0]) == b"x"
-    assert wait_any(readers, 5.0) == ([readers[0]], [])
-
-
-def test_a_sleeping_set_is_woken_by_any_of_its_readers(replies):
-    readers, writers = replies
-    ready = ReaderSet(readers)
-    for number in (1, 0, 2, 2, 1):
-        join = in_thread(ready.wait, 10.0)
-        sleeping(join.thread)
-        writers[number].send([b"x"])
-        assert join() == ([readers[number]], [])
-        readers[number].recv(0.0)
-    assert ready.wait(0.0) == ([], [])
-
-
-def test_a_set_is_woken_by_a_descriptor_a_cancel_and_a_close(replies):
-    readers, writers = replies
-    extra = os.eventfd(0)
-    ready = ReaderSet(readers, [extra])
-    for wake, expected in (
-        (lambda: os.eventfd_write(extra, 1), ([], [extra])),
-        (readers[1].cancel, ([readers[1]], [])),
-    ):
-        join = in_thread(ready.wait, 10.0)
-        sleeping(join.thread)
-        wake()
-        assert join() == expected
-        if not expected[0]:
-            os.eventfd_read(extra)
-    writers[2].close()
-    assert ready.wait(10.0)[0] == [readers[1], readers[2]]
-    os.close(extra)
-
-
-def test_a_set_times_out(replies):
-    began = time.monotonic()
-    assert wait_any(replies[0], 0.05) == ([], [])
-    assert time.monotonic() - began >= 0.05
-
-
-def test_a_set_and_recv_may_take_turns(replies):
-    readers, writers = replies
-    ready = ReaderSet(readers)
-    for _ in range(50):
-        writers[0].send([b"a"])
-        assert ready.wait(5.0) == ([readers[0]], [])
-        assert bytes(readers[0].recv(5.0)[0]) == b"a"
-        join = in_thread(readers[0].recv, 5.0)
-        writers[0].send([b"b"])
-        assert bytes(join()[0]) == b"b"

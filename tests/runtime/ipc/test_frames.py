@@ -72,7 +72,7 @@ def test_a_full_socket_times_out_and_a_half_sent_frame_spoils_it(pair):
     with pytest.raises(TimeoutError, match="does not read"):
         pair[0].send(b"x" * 10_000_000, timeout_s=0.05)
     with pytest.raises(FrameError, match="in part"):
-        pair[0].send(b"y")
+        pair[0].send(b"y", timeout_s=0.05)
 
 
 def test_an_absurd_length_is_refused(pair):

@@ -117,6 +117,33 @@ def test_an_exactly_full_ring_refuses_one_more_and_takes_it_after_a_release():
     assert ring.read() is None
 
 
+def test_messages_stay_at_the_front_of_a_large_ring_while_the_readers_keep_up():
+    ring = Ring(num_readers=2, capacity=1 << 20)
+    places = set()
+    for number in range(3000):
+        message = [bytes([number % 256]) * (number % 900)]
+        if not ring.writer.try_write_small(message):
+            assert ring.send(*message)
+        for index, reader in enumerate(ring.readers):
+            assert ring.read(index) == message
+            reader.release()
+        places.add(ring.writer._position % (1 << 20))
+    assert max(places) <= 256 << 10
+    assert len(places) > 100
+
+
+def test_a_reader_that_is_behind_keeps_its_records_when_the_others_caught_up():
+    ring = Ring(num_readers=2, capacity=1 << 20)
+    message = bytes(1000)
+    sent = 0
+    while ring.send(message):
+        sent += 1
+        ring.read(0)
+        ring.readers[0].release()
+    assert sent == (1 << 20) // 1088
+    assert all(ring.read(1) == [message] for _ in range(sent))
+
+
 def test_the_slowest_reader_holds_the_space():
     ring = Ring(num_readers=2)
     while ring.send(b"x" * 900):
@@ -163,9 +190,11 @@ def test_more_buffers_than_half_a_ring_can_list_are_refused():
     sizes=st.lists(st.lists(st.integers(0, 6000), min_size=0, max_size=7), min_size=1, max_size=25),
     num_readers=st.integers(1, 3),
     seed=st.integers(0, 1000),
+    stretch_bytes=st.sampled_from([64, 1024, CAPACITY]),
 )
-def test_every_reader_gets_every_message_in_order(sizes, num_readers, seed):
+def test_every_reader_gets_every_message_in_order(sizes, num_readers, seed, stretch_bytes):
     ring = Ring(num_readers)
+    ring.writer._stretch_bytes = ring.writer._stretch_end = stretch_bytes
     rng = random.Random(seed)
     messages = [[rng.randbytes(size) for size in message] for message in sizes]
     got = [[] for _ in range(num_readers)]
