@@ -6,10 +6,15 @@ depends on devices in `placement.check_devices`.
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Self
+from typing import Final, Self
 
 from vcli.topology.errors import ConfigError
 from vcli.topology.sizes import DEFAULT_MASTER_PORT, ParallelSizes
+
+#: Most ranks of a deployment; so many are still planned within seconds.
+MAX_RANKS: Final = 16_384
+#: Most API servers, and most copies of experts.
+_MAX_COUNT: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +68,21 @@ def _check_sizes(config: ParallelSizes) -> None:
         ("nnodes", config.nnodes),
     )
     for name, size in sizes:
+        flag = "--" + name.replace("_", "-")
         if size < 1:
-            flag = "--" + name.replace("_", "-")
             raise ConfigError(f"{name}={size} must be at least 1", hint=f"{flag} 1")
+        if size > MAX_RANKS:
+            raise ConfigError(
+                f"{name}={size} is above {MAX_RANKS}, the most that is planned",
+                hint=f"{flag} 1, or another size that machines exist for",
+            )
+    ranks = config.world_size_across_dp * config.external_data_parallel_size
+    if ranks > MAX_RANKS:
+        raise ConfigError(
+            f"DP {config.dp} x PP {config.pp} x PCP {config.pcp} x TP {config.tp} are {ranks} "
+            f"ranks, the most that is planned are {MAX_RANKS}",
+            hint="lower --tensor-parallel-size, --pipeline-parallel-size or --data-parallel-size",
+        )
     # The port above the master's is the control plane's.
     if not 1 <= config.master_port <= 65534:
         raise ConfigError(
@@ -216,6 +233,11 @@ def _check_experts(config: ParallelSizes) -> None:
             f"num_redundant_experts={config.num_redundant_experts} must not be negative",
             hint="--num-redundant-experts 0",
         )
+    if config.num_redundant_experts > _MAX_COUNT:
+        raise ConfigError(
+            f"num_redundant_experts={config.num_redundant_experts} is above {_MAX_COUNT}",
+            hint="--num-redundant-experts 0",
+        )
     if config.num_redundant_experts and not config.enable_eplb:
         raise ConfigError(
             f"num_redundant_experts={config.num_redundant_experts} needs expert load balancing",
@@ -242,6 +264,10 @@ def _check_processes(config: ParallelSizes) -> None:
     if count is not None and count < 0:
         raise ConfigError(
             f"api_server_count={count} must not be negative", hint="--api-server-count 1"
+        )
+    if count is not None and count > _MAX_COUNT:
+        raise ConfigError(
+            f"api_server_count={count} is above {_MAX_COUNT}", hint="--api-server-count 1"
         )
     if config.headless and count:
         raise ConfigError(

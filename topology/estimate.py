@@ -16,6 +16,7 @@ from vcli.topology.links import COMPUTE_EFFICIENCY, MEMORY_EFFICIENCY, Hardware
 from vcli.topology.memory import dtype_bytes, kv_bytes_per_token, rank_parameters
 from vcli.topology.memory_fit import activation_bytes, gpu_kv_budget
 from vcli.topology.model_spec import ModelSpec
+from vcli.topology.padding import cut_sizes
 from vcli.topology.plan import TopologyPlan
 from vcli.topology.sizes import ParallelSizes
 from vcli.topology.traffic import GroupSpan, group_bytes, group_span, transfer_seconds
@@ -208,7 +209,7 @@ class _Costs:
             return 0.0
         layers = layer_ranges(self.spec.num_layers, self.sizes.pp, self.sizes.pp_layer_partition)
         sparse = sum(moe.is_sparse_layer(layer) for layer in layers[stage])
-        one = 3 * self.spec.hidden_size * moe.intermediate_size
+        one = 3 * self.spec.hidden_size * cut_sizes(self.spec, self.sizes).moe_intermediate_size
         share = (
             self.sizes.expert_parallel_size if self.sizes.enable_expert_parallel else self.sizes.tp
         )
@@ -219,7 +220,8 @@ class _Costs:
         is_read = self.spec.tie_word_embeddings and self.sizes.pp == 1
         if stage or is_read:
             return 0
-        return self.spec.vocab_size // self.sizes.tp * self.spec.hidden_size
+        rows = cut_sizes(self.spec, self.sizes).vocab_size // self.sizes.tp
+        return rows * self.spec.hidden_size
 
     def _communication(self, kind: GroupKind, batch: int) -> float:
         num_bytes, calls = group_bytes(

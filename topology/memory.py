@@ -1,9 +1,10 @@
 """Parameters and KV cache bytes of each rank, and whether a model fits the sizes.
 
-Exact for the dense families and qwen3_moe. Activations, graphs and communicators are not in here.
+Exact for the dense families and qwen3_moe, zeros of padding (`padding.py`) included. Activations,
+graphs and communicators are not in here.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from vcli.topology.config import divisors, nearest_choices
@@ -11,6 +12,7 @@ from vcli.topology.errors import ConfigError
 from vcli.topology.experts import num_local_experts, place_experts
 from vcli.topology.layers import layer_ranges
 from vcli.topology.model_spec import ModelSpec, MoeSpec
+from vcli.topology.padding import can_cut_heads, cut_sizes, head_padding
 from vcli.topology.sizes import ParallelSizes
 
 DTYPE_BYTES: Final[Mapping[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -37,24 +39,24 @@ def dtype_bytes(dtype: str) -> int:
 
 
 def local_heads(spec: ModelSpec, tp: int) -> LocalHeads:
-    """Heads that one TP rank holds; fewer KV heads than ranks are replicated on neighbours.
+    """Heads that one TP rank holds, zero heads included; few KV heads are replicated.
 
     Raises:
-        ConfigError: the heads do not divide.
+        ConfigError: padding would more than double the KV bytes.
     """
-    problem = _heads_problem(spec, tp)
-    if problem:
-        raise ConfigError(problem, hint=_tp_hint(spec, tp, lambda size: _heads_problem(spec, size)))
-    return LocalHeads(spec.num_heads // tp, max(spec.num_kv_heads // tp, 1))
+    heads = head_padding(spec, tp)
+    return LocalHeads(heads.padded_heads // tp, max(heads.padded_kv_heads // tp, 1))
 
 
 def valid_tp_sizes(spec: ModelSpec, *, enable_expert_parallel: bool = False) -> tuple[int, ...]:
-    """Every TP size that the model can be cut into, ascending."""
-    return tuple(
-        tp
+    """Every TP size that cuts the model without padding, ascending."""
+    expert = enable_expert_parallel
+    sizes = (
+        ParallelSizes(tensor_parallel_size=tp, is_moe=spec.is_moe, enable_expert_parallel=expert)
         for tp in divisors(spec.num_heads)
-        if not tp_problem(spec, tp, enable_expert_parallel=enable_expert_parallel)
+        if can_cut_heads(spec, tp)
     )
+    return tuple(size.tp for size in sizes if cut_sizes(spec, size) == spec.own_sizes)
 
 
 def check_model_fits(spec: ModelSpec, parallel: ParallelSizes) -> None:
@@ -76,17 +78,7 @@ def check_model_fits(spec: ModelSpec, parallel: ParallelSizes) -> None:
         )
     if spec.moe is not None and parallel.enable_expert_parallel:
         _check_experts(spec.moe, parallel)
-    expert = parallel.enable_expert_parallel
-    problem = tp_problem(spec, parallel.tp, enable_expert_parallel=expert)
-    if problem:
-        raise ConfigError(
-            problem,
-            hint=_tp_hint(
-                spec,
-                parallel.tp,
-                lambda size: tp_problem(spec, size, enable_expert_parallel=expert),
-            ),
-        )
+    head_padding(spec, parallel.tp)
     layer_ranges(spec.num_layers, parallel.pp, parallel.pp_layer_partition)
     _check_decode_context(spec, parallel)
 
@@ -105,15 +97,16 @@ def rank_parameters(spec: ModelSpec, parallel: ParallelSizes, *, pp_rank: int, e
     """
     tp = parallel.tp
     layers = layer_ranges(spec.num_layers, parallel.pp, parallel.pp_layer_partition)[pp_rank]
+    cut = cut_sizes(spec, parallel)
     attention = _attention_parameters(spec, tp)
-    dense_mlp = _dense_mlp_parameters(spec, tp)
+    dense_mlp = _dense_mlp_parameters(spec, cut.intermediate_size // tp)
     total = len(layers) * (attention + 2 * spec.hidden_size)
     if spec.moe is None:
         total += len(layers) * dense_mlp
     else:
         sparse = _sparse_mlp_parameters(spec, spec.moe, parallel, ep_rank)
         total += sum(sparse if spec.moe.is_sparse_layer(layer) else dense_mlp for layer in layers)
-    embedding = spec.vocab_size // tp * spec.hidden_size
+    embedding = cut.vocab_size // tp * spec.hidden_size
     is_first, is_last = pp_rank == 0, pp_rank == parallel.pp - 1
     if is_first:
         total += embedding
@@ -160,8 +153,7 @@ def _attention_parameters(spec: ModelSpec, tp: int) -> int:
     return total
 
 
-def _dense_mlp_parameters(spec: ModelSpec, tp: int) -> int:
-    local_size = spec.intermediate_size // tp
+def _dense_mlp_parameters(spec: ModelSpec, local_size: int) -> int:
     bias = 2 * local_size + spec.hidden_size if spec.has_mlp_bias else 0
     return 3 * spec.hidden_size * local_size + bias
 
@@ -175,40 +167,9 @@ def _sparse_mlp_parameters(
         num_local = num_local_experts(physical, parallel.expert_parallel_size, ep_rank)
         local_size = moe.intermediate_size
     else:
-        num_local, local_size = moe.num_experts, moe.intermediate_size // parallel.tp
+        num_local = moe.num_experts
+        local_size = cut_sizes(spec, parallel).moe_intermediate_size // parallel.tp
     return router + num_local * 3 * spec.hidden_size * local_size
-
-
-def _heads_problem(spec: ModelSpec, tp: int) -> str:
-    if spec.num_heads % tp:
-        return f"{spec.num_heads} attention heads do not divide by tensor parallel size {tp}"
-    if spec.num_kv_heads % tp and tp % spec.num_kv_heads:
-        return (
-            f"{spec.num_kv_heads} KV heads do not divide by tensor parallel size {tp} or vice versa"
-        )
-    return ""
-
-
-def tp_problem(spec: ModelSpec, tp: int, *, enable_expert_parallel: bool) -> str:
-    """Which size of the model `tp` ranks cannot share evenly; empty if there is none."""
-    problem = _heads_problem(spec, tp)
-    if problem:
-        return problem
-    moe = spec.moe
-    sizes = [("vocab_size", spec.vocab_size)]
-    if moe is None or not all(moe.is_sparse_layer(layer) for layer in range(spec.num_layers)):
-        sizes.append(("intermediate_size", spec.intermediate_size))
-    if moe is not None and not enable_expert_parallel:
-        sizes.append(("moe_intermediate_size", moe.intermediate_size))
-    for name, size in sizes:
-        if size % tp:
-            return f"{name}={size} does not divide by tensor parallel size {tp}"
-    return ""
-
-
-def _tp_hint(spec: ModelSpec, tp: int, problem: Callable[[int], str]) -> str:
-    valid = [size for size in divisors(spec.num_heads) if not problem(size)]
-    return f"--tensor-parallel-size: {nearest_choices(tp, valid)}"
 
 
 def _check_experts(moe: MoeSpec, parallel: ParallelSizes) -> None:
@@ -229,13 +190,14 @@ def _check_decode_context(spec: ModelSpec, parallel: ParallelSizes) -> None:
     over_tp = parallel.dcp // parallel.pcp if parallel.pcp > 1 else parallel.dcp
     if over_tp <= 1:
         return
-    replicas = parallel.tp // spec.num_kv_heads
-    per_kv_head = spec.num_heads // spec.num_kv_heads
+    heads = head_padding(spec, parallel.tp)
+    replicas = parallel.tp // heads.padded_kv_heads
+    per_kv_head = heads.padded_heads // heads.padded_kv_heads
     if over_tp > replicas or per_kv_head % over_tp:
         valid = [size for size in divisors(max(replicas, 1)) if per_kv_head % size == 0]
         raise ConfigError(
             f"decode context parallelism over {over_tp} TP ranks needs as many replicas of each KV "
             f"head and query heads that divide: tensor parallel size {parallel.tp}, "
-            f"{spec.num_kv_heads} KV heads with {per_kv_head} query heads each",
+            f"{heads.padded_kv_heads} KV heads with {per_kv_head} query heads each",
             hint=f"--decode-context-parallel-size: {nearest_choices(over_tp, valid)}",
         )

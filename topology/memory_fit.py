@@ -9,6 +9,7 @@ from typing import Final
 
 from vcli.topology.memory import dtype_bytes, local_heads
 from vcli.topology.model_spec import ModelSpec
+from vcli.topology.padding import cut_sizes
 from vcli.topology.sizes import ParallelSizes
 
 _MIB: Final = 1 << 20
@@ -49,12 +50,13 @@ def activation_bytes(
     """
     heads = local_heads(spec, parallel.tp)
     attention = (2 * heads.num_heads + 2 * heads.num_kv_heads) * spec.head_size
-    width = spec.intermediate_size // parallel.tp
+    cut = cut_sizes(spec, parallel)
+    width = cut.intermediate_size // parallel.tp
     if spec.moe is not None:
         width = max(width, spec.moe.num_experts_per_token * spec.moe.intermediate_size)
     number = dtype_bytes(dtype)
     per_token = (3 * spec.hidden_size + max(attention, 3 * width)) * number
-    logits = num_requests * spec.vocab_size * (4 + number)
+    logits = num_requests * cut.vocab_size * (4 + number)
     return num_tokens * per_token + logits
 
 

@@ -6,8 +6,18 @@ It knows no tensors and no files.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from vcli.topology.config_values import (
+    DAMAGED_HINT,
+    finite_number,
+    flag,
+    optional_mapping,
+    positive_number,
+    shown,
+    size,
+    whole_numbers,
+)
 from vcli.topology.errors import ConfigError
 
 #: architecture name in config.json -> family
@@ -16,6 +26,12 @@ SUPPORTED_ARCHITECTURES: Mapping[str, str] = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
+}
+
+#: what a kind of rotation cannot do without
+_ROPE_PARAMETERS: Mapping[str, tuple[str, ...]] = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }
 
 
@@ -49,8 +65,26 @@ class MoeSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CutSizes:
+    """The sizes that TP ranks share: the model's own, or larger ones whose rest is zero.
+
+    What is not shared (experts spread whole, an MLP that no layer has) keeps its own size.
+    `moe_intermediate_size` is 0 without experts.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    intermediate_size: int
+    moe_intermediate_size: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """Sizes of the whole, unsharded model. `dtype` is the checkpoint's, as torch names it."""
+    """Sizes of the whole, unsharded model. `dtype` is the checkpoint's, as torch names it.
+
+    `padded` is set by the plan where the model's own sizes do not divide by its TP size.
+    """
 
     architecture: str
     family: str
@@ -73,6 +107,29 @@ class ModelSpec:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     moe: MoeSpec | None = None
+    padded: CutSizes | None = None
+
+    @property
+    def own_sizes(self) -> CutSizes:
+        """What TP ranks would share without padding."""
+        return CutSizes(
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            intermediate_size=self.intermediate_size,
+            moe_intermediate_size=self.moe.intermediate_size if self.moe else 0,
+            vocab_size=self.vocab_size,
+        )
+
+    @property
+    def cut(self) -> CutSizes:
+        """What TP ranks share, as the plan says; the layers are made by these."""
+        return self.padded or self.own_sizes
+
+    @property
+    def has_dense_mlp(self) -> bool:
+        """Whether any layer has an MLP without experts."""
+        moe = self.moe
+        return moe is None or not all(moe.is_sparse_layer(i) for i in range(self.num_layers))
 
     @property
     def is_moe(self) -> bool:
@@ -89,55 +146,64 @@ def model_spec_from_config(config: Mapping[str, Any], *, source: str) -> ModelSp
     architecture = _architecture(config, source)
     family = SUPPORTED_ARCHITECTURES[architecture]
     _refuse_unsupported_options(config, source)
-    hidden_size = _positive(config, "hidden_size", source)
-    num_heads = _positive(config, "num_attention_heads", source)
-    if family == "llama":
-        bias = bool(config.get("attention_bias", False))
-        qkv_bias, output_bias = bias, bias
-    elif family == "qwen2":
+    hidden_size = size(config, "hidden_size", source)
+    heads = _heads(config, hidden_size, source)
+    if family == "qwen2":
         qkv_bias, output_bias = True, False
     else:
-        bias = bool(config.get("attention_bias", False))
+        bias = flag(config, "attention_bias", source)
         qkv_bias, output_bias = bias, bias
-    num_kv_heads = (
-        _positive(config, "num_key_value_heads", source)
-        if config.get("num_key_value_heads") is not None
-        else num_heads
-    )
-    if num_heads % num_kv_heads:
-        raise ConfigError(
-            f"{source}: num_attention_heads={num_heads} is not a multiple of "
-            f"num_key_value_heads={num_kv_heads}",
-            hint="the checkpoint's config.json is damaged; download it again",
-        )
-    head_size = (
-        _positive(config, "head_dim", source)
-        if config.get("head_dim") is not None
-        else hidden_size // num_heads
-    )
     return ModelSpec(
         architecture=architecture,
         family=family,
         hidden_size=hidden_size,
-        intermediate_size=_positive(config, "intermediate_size", source),
-        num_layers=_positive(config, "num_hidden_layers", source),
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_size=head_size,
-        vocab_size=_positive(config, "vocab_size", source),
-        max_position_embeddings=_positive(config, "max_position_embeddings", source),
-        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        intermediate_size=size(config, "intermediate_size", source),
+        num_layers=size(config, "num_hidden_layers", source),
+        num_heads=heads.num_heads,
+        num_kv_heads=heads.num_kv_heads,
+        head_size=heads.head_size,
+        vocab_size=size(config, "vocab_size", source),
+        max_position_embeddings=size(config, "max_position_embeddings", source),
+        rms_norm_eps=positive_number({"rms_norm_eps": 1e-6, **config}, "rms_norm_eps", source),
         rope=_rope(config, source),
-        tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+        tie_word_embeddings=flag(config, "tie_word_embeddings", source),
         has_qkv_bias=qkv_bias,
         has_output_bias=output_bias,
-        has_mlp_bias=bool(config.get("mlp_bias", False)),
+        has_mlp_bias=flag(config, "mlp_bias", source),
         has_qk_norm=family in ("qwen3", "qwen3_moe"),
-        dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
-        bos_token_id=_optional_int(config.get("bos_token_id")),
-        eos_token_ids=_token_ids(config.get("eos_token_id")),
+        dtype=_dtype(config, source),
+        bos_token_id=next(iter(whole_numbers(config, "bos_token_id", source)), None),
+        eos_token_ids=whole_numbers(config, "eos_token_id", source),
         moe=_moe(config, source) if family == "qwen3_moe" else None,
     )
+
+
+class _Heads(NamedTuple):
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+
+
+def _heads(config: Mapping[str, Any], hidden_size: int, source: str) -> _Heads:
+    num_heads = num_kv_heads = size(config, "num_attention_heads", source)
+    if config.get("num_key_value_heads") is not None:
+        num_kv_heads = size(config, "num_key_value_heads", source)
+    if num_heads % num_kv_heads:
+        raise ConfigError(
+            f"{source}: num_attention_heads={num_heads} is not a multiple of "
+            f"num_key_value_heads={num_kv_heads}",
+            hint=DAMAGED_HINT,
+        )
+    head_size = hidden_size // num_heads
+    if config.get("head_dim") is not None:
+        head_size = size(config, "head_dim", source)
+    if head_size < 1 or head_size % 2:
+        raise ConfigError(
+            f"{source}: heads of {head_size} numbers (head_dim, else hidden_size={hidden_size} / "
+            f"num_attention_heads={num_heads}) cannot be rotated: it must be even and above 0",
+            hint=DAMAGED_HINT,
+        )
+    return _Heads(num_heads, num_kv_heads, head_size)
 
 
 def _architecture(config: Mapping[str, Any], source: str) -> str:
@@ -149,84 +215,82 @@ def _architecture(config: Mapping[str, Any], source: str) -> str:
             hint=f'set "architectures" in config.json; supported: {supported}',
         )
     for name in names:
-        if name in SUPPORTED_ARCHITECTURES:
+        if isinstance(name, str) and name in SUPPORTED_ARCHITECTURES:
             return str(name)
     raise ConfigError(
-        f"{source}: architecture {names[0]!r} is not supported", hint=f"supported: {supported}"
+        f"{source}: architecture {shown(names[0])} is not supported", hint=f"supported: {supported}"
     )
 
 
 def _refuse_unsupported_options(config: Mapping[str, Any], source: str) -> None:
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
-        raise ConfigError(f"{source}: hidden_act={activation!r} is not supported, only 'silu'")
+        raise ConfigError(f"{source}: hidden_act={shown(activation)} is not supported, only 'silu'")
     if config.get("use_sliding_window") and config.get("sliding_window"):
         raise ConfigError(
-            f"{source}: sliding_window={config['sliding_window']} is not supported",
+            f"{source}: sliding_window={shown(config['sliding_window'])} is not supported",
             hint='set "use_sliding_window" to false in config.json to attend to the whole context',
         )
     if config.get("quantization_config"):
-        method = dict(config["quantization_config"]).get("quant_method", "unknown")
+        options = optional_mapping(config, "quantization_config", source)
+        method = options.get("quant_method", "unknown")
         raise ConfigError(
-            f"{source}: quantised weights ({method}) are not supported",
+            f"{source}: quantised weights ({shown(method)}) are not supported",
             hint="use the bfloat16 or float16 checkpoint of the model",
         )
+
+
+def _dtype(config: Mapping[str, Any], source: str) -> str:
+    dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
+    if not isinstance(dtype, str):
+        raise ConfigError(f"{source}: dtype={shown(dtype)} must be a name", hint=DAMAGED_HINT)
+    return dtype
 
 
 def _rope(config: Mapping[str, Any], source: str) -> RopeSpec:
     merged: dict[str, Any] = {}
     for key in ("rope_scaling", "rope_parameters"):
-        value = config.get(key)
-        if isinstance(value, Mapping):
-            merged.update(value)
-    theta = merged.pop("rope_theta", None) or config.get("rope_theta") or 10000.0
-    kind = str(merged.pop("rope_type", None) or merged.pop("type", None) or "default")
+        merged.update(optional_mapping(config, key, source))
+    theta = merged.pop("rope_theta", None)
+    if theta is None:
+        theta = config.get("rope_theta")
+    kind = merged.pop("rope_type", None) or merged.get("type") or "default"
     merged.pop("type", None)
-    if kind not in ("default", "linear", "llama3", "yarn"):
+    if kind not in ["default", "linear", "llama3", "yarn"]:
         raise ConfigError(
-            f"{source}: rope_type {kind!r} is not supported",
+            f"{source}: rope_type {shown(kind)} is not supported",
             hint="supported: default, linear, llama3, yarn",
         )
+    for name in _ROPE_PARAMETERS.get(kind, ()):
+        positive_number(merged, name, source)
     numbers = tuple(
-        (name, float(value))
+        (name, finite_number(merged, name, source))
         for name, value in sorted(merged.items())
         if isinstance(value, int | float)
     )
-    return RopeSpec(theta=float(theta), kind=kind, parameters=numbers)
-
-
-def _moe(config: Mapping[str, Any], source: str) -> MoeSpec:
-    return MoeSpec(
-        # transformers 5 writes the second name.
-        num_experts=_positive(
-            config, "num_experts" if "num_experts" in config else "num_local_experts", source
-        ),
-        num_experts_per_token=_positive(config, "num_experts_per_tok", source),
-        intermediate_size=_positive(config, "moe_intermediate_size", source),
-        norm_topk_prob=bool(config.get("norm_topk_prob", False)),
-        decoder_sparse_step=_positive(config, "decoder_sparse_step", source)
-        if "decoder_sparse_step" in config
-        else 1,
-        mlp_only_layers=tuple(config.get("mlp_only_layers") or ()),
+    known = {"rope_theta": 10000.0 if theta is None else theta}
+    return RopeSpec(
+        theta=positive_number(known, "rope_theta", source), kind=kind, parameters=numbers
     )
 
 
-def _positive(config: Mapping[str, Any], name: str, source: str) -> int:
-    value = config.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{source}: {name} must be a whole number above 0, got {value!r}")
-    return value
-
-
-def _optional_int(value: object) -> int | None:
-    if isinstance(value, list):
-        value = value[0] if value else None
-    return value if isinstance(value, int) else None
-
-
-def _token_ids(value: object) -> tuple[int, ...]:
-    if isinstance(value, int):
-        return (value,)
-    if isinstance(value, list):
-        return tuple(item for item in value if isinstance(item, int))
-    return ()
+def _moe(config: Mapping[str, Any], source: str) -> MoeSpec:
+    # transformers 5 writes the second name.
+    name = "num_experts" if "num_experts" in config else "num_local_experts"
+    num_experts = size(config, name, source)
+    per_token = size(config, "num_experts_per_tok", source)
+    if per_token > num_experts:
+        raise ConfigError(
+            f"{source}: num_experts_per_tok={per_token} is above {name}={num_experts}",
+            hint=DAMAGED_HINT,
+        )
+    return MoeSpec(
+        num_experts=num_experts,
+        num_experts_per_token=per_token,
+        intermediate_size=size(config, "moe_intermediate_size", source),
+        norm_topk_prob=flag(config, "norm_topk_prob", source),
+        decoder_sparse_step=size(config, "decoder_sparse_step", source)
+        if "decoder_sparse_step" in config
+        else 1,
+        mlp_only_layers=whole_numbers(config, "mlp_only_layers", source),
+    )

@@ -19,6 +19,7 @@ _LOCAL_FIELDS = (
     "data_parallel_rank",
     "master_addr",
     "start_method",
+    "numa_bind",
     "api_server_count",
 )
 
@@ -53,6 +54,8 @@ class RankPlan:
     omp_num_threads: int
     nic: str | None = None
     nic_way: str | None = None
+    bound_numa_node: int | None = None
+    """The NUMA node that the process is kept on; None: it is free."""
 
     def group(self, kind: GroupKind | str) -> GroupMembership | None:
         """The group of this kind that the rank belongs to; None where the plan has no such kind."""
@@ -187,9 +190,10 @@ class MemoryPlan:
 class TopologyPlan:
     """What will be started, where, and why; printed by `vcli topo`, obeyed by the runtime.
 
-    `model` is the model as it is cut: with zero heads where `head_padding` says so. `experts` is
-    the placement in each EP group. `ranks` are ordered by external copy, replica and rank. `nodes`
-    is empty and `totals` None where a trainer places the processes
+    `model` is the model as it is cut: `model.cut` are the sizes that TP ranks share, padded where
+    they do not divide; `head_padding` is what that means for the heads, None if nothing. `experts`
+    is the placement in each EP group. `ranks` are ordered by external copy, replica and rank.
+    `nodes` is empty and `totals` None where a trainer places the processes
     (`external_data_parallel_size` > 1).
     """
 
@@ -214,6 +218,8 @@ class TopologyPlan:
     warnings: tuple[PlanWarning, ...]
     experts: ExpertMap | None = None
     head_padding: HeadPadding | None = None
+    numa_binding: Decision[tuple[int | None, ...]] | None = None
+    """The node of each rank, in the order of `ranks`; None unless asked for."""
 
     @property
     def decisions(self) -> tuple[Decision[object], ...]:
@@ -225,7 +231,8 @@ class TopologyPlan:
             self.all_reduce,
             self.omp_num_threads,
         )
-        return (*always, self.attention) if self.attention else always
+        sometimes = (self.attention, self.numa_binding)
+        return (*always, *(decision for decision in sometimes if decision is not None))
 
     @property
     def world_size(self) -> int:

@@ -38,6 +38,7 @@ def plan_to_json(plan: TopologyPlan) -> dict[str, Any]:
         "layer_spans": [list(span) for span in plan.layer_spans] if plan.layer_spans else None,
         "memory": _memory(plan),
         "head_padding": asdict(plan.head_padding) if plan.head_padding else None,
+        "cut_sizes": asdict(plan.model.cut) if plan.model else None,
         "experts_of_ep_rank": [list(held) for held in plan.experts.experts_of_rank]
         if plan.experts
         else None,

@@ -12,10 +12,8 @@ def plan_memory(
     ranks: tuple[RankPlan, ...],
     spec: ModelSpec,
     dtype: str | None,
-    *,
-    whole: ModelSpec | None = None,
 ) -> MemoryPlan:
-    """`spec` is the model as it is cut (heads padded), `whole` the model as it is."""
+    """Of each rank with the zeros of its padding, of the model without."""
     dtype = dtype or spec.dtype
     number_bytes = dtype_bytes(dtype)
     kv_bytes = [
@@ -38,6 +36,4 @@ def plan_memory(
                 kv_bytes_per_token=kv_bytes[rank.pp_rank],
             )
         )
-    return MemoryPlan(
-        dtype=dtype, num_parameters=num_parameters(whole or spec), ranks=tuple(memories)
-    )
+    return MemoryPlan(dtype=dtype, num_parameters=num_parameters(spec), ranks=tuple(memories))

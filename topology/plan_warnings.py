@@ -6,6 +6,7 @@ Ids are those of doctor's checks where one tells more, else `PLAN-nn`.
 from collections.abc import Iterator, Sequence
 
 from vcli.topology.facts import HostFacts, ProcessFacts
+from vcli.topology.model_spec import ModelSpec
 from vcli.topology.plan import NodePlan, PlanWarning, TopologyPlan
 
 _GIB = 1024**3
@@ -58,14 +59,14 @@ def _layout(plan: TopologyPlan) -> Iterator[tuple[str, str]]:
             f"data_parallel_size_local={config.local_data_parallel_size} of {config.dp} replicas: "
             f"{config.num_hosts - 1} more instance(s) must be started for the others",
         )
-    if plan.model and config.tp > plan.model.num_kv_heads:
-        copies = config.tp // plan.model.num_kv_heads
+    num_kv_heads = plan.model.cut.num_kv_heads if plan.model else config.tp
+    if config.tp > num_kv_heads:
+        copies = config.tp // num_kv_heads
         if config.dcp < copies:
             yield (
                 "PLAN-03",
-                f"{plan.model.num_kv_heads} KV heads on {config.tp} TP ranks: each is stored "
-                f"{copies} times, so the KV cache does not shrink beyond "
-                f"{plan.model.num_kv_heads} ranks",
+                f"{num_kv_heads} KV heads on {config.tp} TP ranks: each is stored "
+                f"{copies} times, so the KV cache does not shrink beyond {num_kv_heads} ranks",
             )
 
 
@@ -79,6 +80,12 @@ def _shape(plan: TopologyPlan) -> Iterator[tuple[str, str]]:
             f"{plan.config.tp} TP ranks: padded with zero heads to {padding.padded_heads} and "
             f"{padding.padded_kv_heads}, KV cache x{padding.kv_growth:.2f} over all ranks",
         )
+    others = _padded_sizes(plan.model) if plan.model else []
+    if others:
+        yield (
+            "PLAN-05",
+            f"{', '.join(others)}: padded with zeros to divide by {plan.config.tp} TP ranks",
+        )
     counts = [end - start for start, end in plan.layer_spans or ()]
     if counts and max(counts) > min(counts):
         loss = 1 - sum(counts) / (len(counts) * max(counts))
@@ -90,6 +97,17 @@ def _shape(plan: TopologyPlan) -> Iterator[tuple[str, str]]:
                 f"{loss:.0%} of the others' time is waiting; a --pipeline-parallel-size that "
                 f"divides {sum(counts)} layers, or --pp-layer-partition",
             )
+
+
+def _padded_sizes(model: ModelSpec) -> list[str]:
+    """`vocab_size 49152 to 49200` for each that isn't a number of heads."""
+    own, cut = model.own_sizes, model.cut
+    sizes = (
+        ("vocab_size", own.vocab_size, cut.vocab_size),
+        ("intermediate_size", own.intermediate_size, cut.intermediate_size),
+        ("moe_intermediate_size", own.moe_intermediate_size, cut.moe_intermediate_size),
+    )
+    return [f"{name} {before} to {after}" for name, before, after in sizes if before != after]
 
 
 def _experts(plan: TopologyPlan) -> Iterator[tuple[str, str]]:
@@ -116,7 +134,7 @@ def _start(plan: TopologyPlan, process: ProcessFacts) -> Iterator[tuple[str, str
     wanted = plan.config.start_method
     if wanted not in (None, "auto", plan.start_method.value):
         yield "PROC-01", "; ".join(plan.start_method.reasons)
-    if plan.start_method.value != "fork" and process.main_has_guard is False:
+    if plan.start_method.value == "spawn" and process.main_has_guard is False:
         yield (
             "PROC-04",
             "the main module has no `if __name__ == '__main__':` guard, so each child would start "

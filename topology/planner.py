@@ -17,8 +17,9 @@ from vcli.topology.links import nearest_nic
 from vcli.topology.memory import check_model_fits
 from vcli.topology.model_spec import ModelSpec
 from vcli.topology.names import titled
+from vcli.topology.numa import decide_numa_binding
 from vcli.topology.omp import decide_omp_num_threads
-from vcli.topology.padding import HeadPadding, pad_heads
+from vcli.topology.padding import HeadPadding, head_padding, pad_model
 from vcli.topology.placement import (
     RankPlacement,
     check_devices,
@@ -50,32 +51,31 @@ def plan_topology(
     dtype: str | None = None,
     device_type: str = "cpu",
     flashinfer_available: bool = False,
-    pads_heads: bool = False,
 ) -> TopologyPlan:
     """The plan of a deployment.
 
     Without `host` nothing is refused because of hardware; all nodes are taken to be like it. A
-    `model` decides whether there are experts, and its dtype holds unless `dtype` is given. With
-    `pads_heads`, heads that do not divide get zero heads instead of a refusal.
+    `model` decides whether there are experts, and its dtype holds unless `dtype` is given. Sizes of
+    it that do not divide by the TP size are padded with zeros.
 
     Raises:
         ConfigError: an unknown name, or a model that cannot be cut into these sizes.
         PlacementError: the host has too few devices.
     """
-    process, whole, padding = process or ProcessFacts(), model, None
+    process = process or ProcessFacts()
     if model is not None:
-        config, model, padding = _fit_model(config, model, pads_heads=pads_heads)
+        config, model = _fit_model(config, model)
         dtype = dtype or model.dtype
     backend = choose_backend(config, process)
     start_method = decide_start_method(process, config.start_method)
     rendezvous, placements = choose_rendezvous(config), place_ranks(config)
-    num_local_ranks = max_ranks_on_a_node(placements)
     is_external = config.external_data_parallel_size > 1
     if device_type == "cuda" and host and not (is_external or backend.value == "ray"):
-        check_devices(num_local_ranks, host)
-    omp_num_threads = _omp_num_threads(num_local_ranks, host, process)
+        check_devices(max_ranks_on_a_node(placements), host)
+    omp_num_threads = _omp_num_threads(max_ranks_on_a_node(placements), host, process)
     groups, spans = build_groups(config), _layer_spans(config, model)
     ranks = _rank_plans(config, placements, groups, spans, omp_num_threads.value, host=host)
+    ranks, numa_binding = _bind_ranks(config, ranks, host, device_type)
     nodes = () if is_external else _node_plans(config, backend.value, ranks, device_type)
     plan = TopologyPlan(
         config=config,
@@ -95,25 +95,25 @@ def plan_topology(
         helpers=helper_processes(start_method.value, len(nodes)),
         ports=_ports(config, rendezvous.value),
         layer_spans=spans,
-        memory=plan_memory(config, ranks, model, dtype, whole=whole) if model else None,
+        memory=plan_memory(config, ranks, model, dtype) if model else None,
         warnings=(),
         experts=_experts(config, model),
-        head_padding=padding,
+        head_padding=_padded_heads(config, model),
+        numa_binding=numa_binding,
     )
     return replace(plan, warnings=find_warnings(plan, host, process))
 
 
-def _fit_model(
-    config: ParallelConfig, model: ModelSpec, *, pads_heads: bool
-) -> tuple[ParallelConfig, ModelSpec, HeadPadding | None]:
-    """The model as it is cut, and the padding that this takes."""
+def _fit_model(config: ParallelConfig, model: ModelSpec) -> tuple[ParallelConfig, ModelSpec]:
+    """The deployment of the model, and the model as it is cut."""
     config = replace(config, is_moe=model.is_moe)
-    padding = None
-    if pads_heads:
-        model, found = pad_heads(model, config)
-        padding = found if found.is_padded else None
     check_model_fits(model, config)
-    return config, model, padding
+    return config, pad_model(model, config)
+
+
+def _padded_heads(config: ParallelConfig, model: ModelSpec | None) -> HeadPadding | None:
+    padding = head_padding(model, config.tp) if model else None
+    return padding if padding and padding.is_padded else None
 
 
 def _experts(config: ParallelConfig, model: ModelSpec | None) -> ExpertMap | None:
@@ -223,6 +223,21 @@ def _rank_plans(
             )
         )
     return tuple(plans)
+
+
+def _bind_ranks(
+    config: ParallelConfig, ranks: tuple[RankPlan, ...], host: HostFacts | None, device_type: str
+) -> tuple[tuple[RankPlan, ...], Decision[tuple[int | None, ...]] | None]:
+    if not config.numa_bind:
+        return ranks, None
+    decision = decide_numa_binding(
+        host=host,
+        device_nodes=[rank.numa_node for rank in ranks],
+        local_ranks=[rank.local_rank for rank in ranks],
+        device_type=device_type,
+    )
+    bound = zip(ranks, decision.value, strict=True)
+    return tuple(replace(rank, bound_numa_node=node) for rank, node in bound), decision
 
 
 def _node_plans(

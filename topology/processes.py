@@ -114,7 +114,7 @@ def helper_processes(start_method: str, num_nodes: int) -> tuple[HelperPlan, ...
         HelperPlan(
             title=titled("ForkServer"),
             node_rank=node_rank,
-            reason="has torch imported; workers are copies of it",
+            reason="workers are copies of it",
         )
         for node_rank in range(num_nodes)
     )

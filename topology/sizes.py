@@ -43,6 +43,7 @@ class ParallelSizes:
     master_port: int = DEFAULT_MASTER_PORT
     distributed_executor_backend: str | None = None
     start_method: str | None = None
+    numa_bind: bool = False
     pp_layer_partition: tuple[int, ...] | None = None
     api_server_count: int | None = None
 

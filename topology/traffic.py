@@ -22,6 +22,7 @@ from vcli.topology.groups import GroupKind
 from vcli.topology.links import HOP_LATENCY_S, Hardware, LinkClass, worst_class
 from vcli.topology.memory import dtype_bytes, local_heads
 from vcli.topology.model_spec import ModelSpec
+from vcli.topology.padding import cut_sizes
 from vcli.topology.plan import TopologyPlan
 from vcli.topology.sizes import ParallelSizes
 
@@ -69,7 +70,8 @@ def group_bytes(
     if kind is GroupKind.TP and parallel.tp > 1:
         calls = 2 * num_layers + 1
         summed = calls * 2 * hidden * (parallel.tp - 1) // parallel.tp
-        logits = num_tokens * (spec.vocab_size // parallel.tp) * number * (parallel.tp - 1)
+        rows = cut_sizes(spec, parallel).vocab_size // parallel.tp
+        logits = num_tokens * rows * number * (parallel.tp - 1)
         return summed + logits, calls + 1
     if kind is GroupKind.PP and parallel.pp > 1:
         return 2 * hidden, 1

@@ -12,15 +12,16 @@ from torch import nn
 from vcli.runtime.distributed.collectives import all_gather, all_reduce
 from vcli.runtime.distributed.group import GroupHandle
 from vcli.runtime.layers.linear import multiply_packed, pack_weight
+from vcli.runtime.layers.share import Share
 from vcli.runtime.layers.weights import WeightSlice, empty_weight
 
 
 class VocabParallelEmbedding(nn.Module):
-    """Each rank has an equal run of rows of the vocabulary; the last ones may be padding."""
+    """Each rank has a run of rows of the vocabulary; those at the end may be padding."""
 
     def __init__(
         self,
-        vocab_size: int,
+        rows: Share,
         hidden_size: int,
         *,
         group: GroupHandle,
@@ -30,36 +31,30 @@ class VocabParallelEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         self.group = group
-        self.vocab_size = vocab_size
+        self.rows = rows
         self.hidden_size = hidden_size
-        self.rows_per_rank = -(-vocab_size // group.size)
-        self.first_row = min(group.rank_in_group * self.rows_per_rank, vocab_size)
-        self.num_rows = min(self.rows_per_rank, vocab_size - self.first_row)
         if weight is None:
-            weight = empty_weight(self.rows_per_rank, hidden_size, dtype=dtype, device=device)
-            weight[self.num_rows :].zero_()
+            weight = empty_weight(rows.size, hidden_size, dtype=dtype, device=device)
         self.weight = weight
 
     def forward(self, input_ids_T: torch.Tensor) -> torch.Tensor:
         """(T, D), on every rank."""
         if self.group.size == 1:
             return F.embedding(input_ids_T, self.weight)
-        rows_T = input_ids_T - self.first_row
-        is_elsewhere_T = (rows_T < 0) | (rows_T >= self.num_rows)
+        rows_T = input_ids_T - self.rows.start
+        is_elsewhere_T = (rows_T < 0) | (rows_T >= self.rows.count)
         embedded_TD = F.embedding(rows_T.masked_fill(is_elsewhere_T, 0), self.weight)
         embedded_TD.masked_fill_(is_elsewhere_T[:, None], 0)
         return all_reduce(embedded_TD, self.group)
 
     def weight_slices(self, name: str) -> Iterator[WeightSlice]:
         """What it takes from the checkpoint tensor `name`."""
-        if self.num_rows:
-            rows = slice(self.first_row, self.first_row + self.num_rows)
-            yield WeightSlice(
-                name=name,
-                shape=(self.vocab_size, self.hidden_size),
-                source=(rows, slice(0, self.hidden_size)),
-                target=self.weight[: self.num_rows],
-            )
+        yield WeightSlice(
+            name=name,
+            shape=(self.rows.total, self.hidden_size),
+            source=(self.rows.source, slice(0, self.hidden_size)),
+            target=self.weight,
+        )
 
 
 class ParallelLMHead(VocabParallelEmbedding):
@@ -67,7 +62,7 @@ class ParallelLMHead(VocabParallelEmbedding):
 
     def __init__(
         self,
-        vocab_size: int,
+        rows: Share,
         hidden_size: int,
         *,
         group: GroupHandle,
@@ -76,9 +71,7 @@ class ParallelLMHead(VocabParallelEmbedding):
         tied_to: VocabParallelEmbedding | None = None,
     ) -> None:
         weight = None if tied_to is None else tied_to.weight
-        super().__init__(
-            vocab_size, hidden_size, group=group, dtype=dtype, device=device, weight=weight
-        )
+        super().__init__(rows, hidden_size, group=group, dtype=dtype, device=device, weight=weight)
         self.is_tied = tied_to is not None
         self._packed: torch.Tensor | None = None
 
@@ -88,7 +81,8 @@ class ParallelLMHead(VocabParallelEmbedding):
             logits = F.linear(hidden_ND, self.weight)
         else:
             logits = multiply_packed(hidden_ND, self._packed, None)
-        return all_gather(logits, self.group, dim=-1)[:, : self.vocab_size].float()
+        # The padding of all ranks lies behind the last token: what isn't a token can't be sampled.
+        return all_gather(logits, self.group, dim=-1)[:, : self.rows.total].float()
 
     def pack(self) -> None:
         """Multiplies by a packed copy from now on; gives up the plain weight if it is not tied."""

@@ -12,38 +12,16 @@ from torch import nn
 
 from vcli.runtime.distributed.collectives import all_reduce
 from vcli.runtime.distributed.group import GroupHandle
+from vcli.runtime.layers.share import HeadShares, Share
 from vcli.runtime.layers.weights import WeightSlice, empty_weight, whole_tensor
-from vcli.topology.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputPart:
-    """Rows [start, start + count) of the checkpoint's `name`, which has `total` rows."""
+    """The rows of the checkpoint's `name` that a rank holds."""
 
     name: str
-    total: int
-    start: int
-    count: int
-
-
-def even_share(total: int, group: GroupHandle, what: str) -> int:
-    """What each rank of the group gets of `total`.
-
-    Raises:
-        ConfigError: it does not divide.
-    """
-    if total % group.size:
-        raise ConfigError(
-            f"{what}={total} cannot be divided among {group.size} tensor-parallel ranks",
-            hint=f"choose a --tensor-parallel-size that divides {total}",
-        )
-    return total // group.size
-
-
-def even_part(name: str, total: int, group: GroupHandle) -> OutputPart:
-    """This rank's rows of a tensor whose rows are divided evenly."""
-    count = even_share(total, group, f"rows of {name}")
-    return OutputPart(name=name, total=total, start=group.rank_in_group * count, count=count)
+    rows: Share
 
 
 class LinearBase(nn.Module):
@@ -130,7 +108,7 @@ class MergedColumnParallelLinear(LinearBase):
         dtype: torch.dtype,
         device: torch.device | str | None = None,
     ) -> None:
-        num_outputs = sum(part.count for part in parts)
+        num_outputs = sum(part.rows.size for part in parts)
         super().__init__(input_size, num_outputs, has_bias=has_bias, dtype=dtype, device=device)
         self.parts = tuple(parts)
         self.input_size = input_size
@@ -143,81 +121,50 @@ class MergedColumnParallelLinear(LinearBase):
         """What it takes from a checkpoint, where the parts are neighbours under `prefix`."""
         offset = 0
         for part in self.parts:
-            rows = slice(part.start, part.start + part.count)
+            rows = part.rows
             yield WeightSlice(
                 name=f"{prefix}.{part.name}.weight",
-                shape=(part.total, self.input_size),
-                source=(rows, slice(0, self.input_size)),
-                target=self.weight[offset : offset + part.count],
+                shape=(rows.total, self.input_size),
+                source=(rows.source, slice(0, self.input_size)),
+                target=self.weight[offset : offset + rows.size],
             )
             if self.bias is not None:
                 yield WeightSlice(
                     name=f"{prefix}.{part.name}.bias",
-                    shape=(part.total,),
-                    source=(rows,),
-                    target=self.bias[offset : offset + part.count],
+                    shape=(rows.total,),
+                    source=(rows.source,),
+                    target=self.bias[offset : offset + rows.size],
                 )
-            offset += part.count
-
-
-def local_kv_heads(num_kv_heads: int, group: GroupHandle) -> int:
-    """KV heads that one rank stores; fewer heads than ranks are replicated on neighbours.
-
-    Raises:
-        ConfigError: neither number divides the other.
-    """
-    if num_kv_heads % group.size == 0:
-        return num_kv_heads // group.size
-    if group.size % num_kv_heads == 0:
-        return 1
-    raise ConfigError(
-        f"num_key_value_heads={num_kv_heads} and {group.size} tensor-parallel ranks: neither "
-        "divides the other",
-        hint=f"choose a --tensor-parallel-size that divides {num_kv_heads} or is a multiple of it",
-    )
+            offset += rows.size
 
 
 class QKVParallelLinear(MergedColumnParallelLinear):
     """The projections of query, key and value heads as one linear layer, divided by heads.
 
-    Output columns: query heads, key heads, value heads. Where KV heads are replicated, the query
-    heads of a rank are those of its KV head, since both are divided in order.
+    Output columns: query heads, key heads, value heads.
     """
 
     def __init__(
         self,
         input_size: int,
         *,
+        heads: HeadShares,
         head_size: int,
-        num_heads: int,
-        num_kv_heads: int,
-        group: GroupHandle,
         has_bias: bool,
         dtype: torch.dtype,
         device: torch.device | str | None = None,
     ) -> None:
-        num_heads_here = even_share(num_heads, group, "num_attention_heads")
-        num_kv_heads_here = local_kv_heads(num_kv_heads, group)
-        first_kv_head = group.rank_in_group * num_kv_heads // group.size
-
-        def kv_part(name: str) -> OutputPart:
-            return OutputPart(
-                name=name,
-                total=num_kv_heads * head_size,
-                start=first_kv_head * head_size,
-                count=num_kv_heads_here * head_size,
-            )
-
-        query = even_part("q_proj", num_heads * head_size, group)
+        query, kv = heads.query.times(head_size), heads.kv.times(head_size)
+        parts = (("q_proj", query), ("k_proj", kv), ("v_proj", kv))
         super().__init__(
             input_size,
-            (query, kv_part("k_proj"), kv_part("v_proj")),
+            [OutputPart(name=name, rows=rows) for name, rows in parts],
             has_bias=has_bias,
             dtype=dtype,
             device=device,
         )
-        self.num_heads = num_heads_here
-        self.num_kv_heads = num_kv_heads_here
+        self.num_heads = heads.query.size
+        self.num_kv_heads = heads.kv.size
 
 
 class RowParallelLinear(LinearBase):
@@ -225,7 +172,7 @@ class RowParallelLinear(LinearBase):
 
     def __init__(
         self,
-        input_size: int,
+        columns: Share,
         output_size: int,
         *,
         group: GroupHandle,
@@ -233,10 +180,9 @@ class RowParallelLinear(LinearBase):
         dtype: torch.dtype,
         device: torch.device | str | None = None,
     ) -> None:
-        count = even_share(input_size, group, "input columns")
-        super().__init__(count, output_size, has_bias=has_bias, dtype=dtype, device=device)
+        super().__init__(columns.size, output_size, has_bias=has_bias, dtype=dtype, device=device)
         self.group = group
-        self.total_inputs = input_size
+        self.columns = columns
 
     def forward(self, x_TI: torch.Tensor) -> torch.Tensor:
         """This rank's columns (T, I) -> the whole output (T, O) on every rank."""
@@ -248,12 +194,11 @@ class RowParallelLinear(LinearBase):
 
     def weight_slices(self, prefix: str) -> Iterator[WeightSlice]:
         """What it takes from a checkpoint."""
-        rows, columns = self.weight.shape
-        start = self.group.rank_in_group * columns
+        rows = self.weight.shape[0]
         yield WeightSlice(
             name=f"{prefix}.weight",
-            shape=(rows, self.total_inputs),
-            source=(slice(0, rows), slice(start, start + columns)),
+            shape=(rows, self.columns.total),
+            source=(slice(0, rows), self.columns.source),
             target=self.weight,
         )
         if self.bias is not None:

@@ -12,7 +12,8 @@ from torch import nn
 from vcli.runtime.distributed.collectives import all_reduce
 from vcli.runtime.distributed.group import GroupHandle
 from vcli.runtime.layers.activation import silu_and_mul
-from vcli.runtime.layers.linear import ReplicatedLinear, even_share
+from vcli.runtime.layers.linear import ReplicatedLinear
+from vcli.runtime.layers.share import Share
 from vcli.runtime.layers.weights import WeightSlice, empty_weight
 from vcli.topology.model_spec import MoeSpec
 
@@ -25,6 +26,7 @@ class SparseMoe(nn.Module):
         moe: MoeSpec,
         hidden_size: int,
         *,
+        columns: Share,
         group: GroupHandle,
         dtype: torch.dtype,
         device: torch.device | str | None = None,
@@ -33,13 +35,13 @@ class SparseMoe(nn.Module):
         self.moe = moe
         self.group = group
         self.hidden_size = hidden_size
-        self.local_size = even_share(moe.intermediate_size, group, "moe_intermediate_size")
+        self.columns = columns
         self.gate = ReplicatedLinear(hidden_size, moe.num_experts, dtype=dtype, device=device)
         self.gate_up_weight = empty_weight(
-            moe.num_experts, 2 * self.local_size, hidden_size, dtype=dtype, device=device
+            moe.num_experts, 2 * columns.size, hidden_size, dtype=dtype, device=device
         )
         self.down_weight = empty_weight(
-            moe.num_experts, hidden_size, self.local_size, dtype=dtype, device=device
+            moe.num_experts, hidden_size, columns.size, dtype=dtype, device=device
         )
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
@@ -76,9 +78,8 @@ class SparseMoe(nn.Module):
     def weight_slices(self, prefix: str) -> Iterator[WeightSlice]:
         """What it takes from a checkpoint that has each expert's tensors by themselves."""
         yield from self.gate.weight_slices(f"{prefix}.gate")
-        start = self.group.rank_in_group * self.local_size
-        mine, everything = slice(start, start + self.local_size), slice(0, self.hidden_size)
-        total = self.moe.intermediate_size
+        mine, everything = self.columns.source, slice(0, self.hidden_size)
+        total = self.columns.total
         for expert in range(self.moe.num_experts):
             gate, up = self.gate_up_weight[expert].chunk(2)
             for name, target in (("gate_proj", gate), ("up_proj", up)):

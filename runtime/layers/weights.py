@@ -2,16 +2,26 @@
 
 from dataclasses import dataclass
 from math import prod
+from typing import Protocol
 
 import torch
 from torch import nn
+
+
+class StoredTensor(Protocol):
+    """A checkpoint's tensor, of which only what is asked for is read."""
+
+    def __getitem__(self, key: tuple[slice, ...], /) -> torch.Tensor:
+        """The part at `key`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightSlice:
     """`target` = the checkpoint's tensor `name`, which has `shape` as a whole, at `source`.
 
-    `source` has one slice for each dimension; `target` is a view into a parameter.
+    `source` has one slice for each dimension; `target` is a view into a parameter. Where `target`
+    is larger, its rest is padding: zeros behind what is read. `source` may be empty.
     """
 
     name: str
@@ -22,7 +32,20 @@ class WeightSlice:
     @property
     def num_elements(self) -> int:
         """Elements that are read."""
-        return prod(self.target.shape)
+        return prod(self._lengths)
+
+    def fill(self, stored: StoredTensor) -> None:
+        """Reads the part of the tensor, and makes the padding zero."""
+        lengths = self._lengths
+        if lengths != tuple(self.target.shape):
+            self.target.zero_()
+        if self.num_elements:
+            covered = self.target[tuple(slice(0, length) for length in lengths)]
+            covered.copy_(stored[self.source])
+
+    @property
+    def _lengths(self) -> tuple[int, ...]:
+        return tuple(part.stop - part.start for part in self.source)
 
 
 def whole_tensor(name: str, target: torch.Tensor) -> WeightSlice:

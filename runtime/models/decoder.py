@@ -26,14 +26,15 @@ from vcli.runtime.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from vcli.runtime.layers.linear import (
     LinearBase,
     MergedColumnParallelLinear,
+    OutputPart,
     QKVParallelLinear,
     RowParallelLinear,
     can_pack,
-    even_part,
 )
 from vcli.runtime.layers.moe import SparseMoe
 from vcli.runtime.layers.norm import RMSNorm
 from vcli.runtime.layers.rotary import RotaryEmbedding, rotate
+from vcli.runtime.layers.share import even_share, head_shares
 from vcli.runtime.layers.weights import WeightSlice
 from vcli.topology.model_spec import ModelSpec
 
@@ -62,18 +63,17 @@ class DecoderAttention(nn.Module):
     def __init__(self, spec: ModelSpec, layer_index: int, place: Placement) -> None:
         super().__init__()
         self.head_size = spec.head_size
+        heads = head_shares(spec, place.group)
         self.qkv_proj = QKVParallelLinear(
             spec.hidden_size,
+            heads=heads,
             head_size=spec.head_size,
-            num_heads=spec.num_heads,
-            num_kv_heads=spec.num_kv_heads,
-            group=place.group,
             has_bias=spec.has_qkv_bias,
             dtype=place.dtype,
             device=place.device,
         )
         self.o_proj = RowParallelLinear(
-            spec.num_heads * spec.head_size,
+            heads.query.times(spec.head_size),
             spec.hidden_size,
             group=place.group,
             has_bias=spec.has_output_bias,
@@ -119,16 +119,21 @@ class GatedMlp(nn.Module):
 
     def __init__(self, spec: ModelSpec, place: Placement) -> None:
         super().__init__()
-        size = spec.intermediate_size
+        share = even_share(
+            spec.intermediate_size,
+            place.group,
+            "intermediate_size",
+            padded=spec.cut.intermediate_size,
+        )
         self.gate_up_proj = MergedColumnParallelLinear(
             spec.hidden_size,
-            [even_part(name, size, place.group) for name in ("gate_proj", "up_proj")],
+            [OutputPart(name=name, rows=share) for name in ("gate_proj", "up_proj")],
             has_bias=spec.has_mlp_bias,
             dtype=place.dtype,
             device=place.device,
         )
         self.down_proj = RowParallelLinear(
-            size,
+            share,
             spec.hidden_size,
             group=place.group,
             has_bias=spec.has_mlp_bias,
@@ -196,7 +201,8 @@ class CausalLM(nn.Module):
         self.layer_span = layer_span
         self.attention_backend = attention_backend
         place = Placement(group=context.tp, dtype=dtype, device=device)
-        vocabulary = (spec.vocab_size, spec.hidden_size)
+        rows = even_share(spec.vocab_size, context.tp, "vocab_size", padded=spec.cut.vocab_size)
+        vocabulary = (rows, spec.hidden_size)
         self.embed_tokens = (
             VocabParallelEmbedding(*vocabulary, group=context.tp, dtype=dtype, device=device)
             if context.pp.is_first
@@ -298,7 +304,18 @@ def _norm(spec: ModelSpec, place: Placement, size: int) -> RMSNorm:
 
 def _mlp(spec: ModelSpec, layer_index: int, place: Placement) -> GatedMlp | SparseMoe:
     if spec.moe is not None and spec.moe.is_sparse_layer(layer_index):
+        share = even_share(
+            spec.moe.intermediate_size,
+            place.group,
+            "moe_intermediate_size",
+            padded=spec.cut.moe_intermediate_size,
+        )
         return SparseMoe(
-            spec.moe, spec.hidden_size, group=place.group, dtype=place.dtype, device=place.device
+            spec.moe,
+            spec.hidden_size,
+            columns=share,
+            group=place.group,
+            dtype=place.dtype,
+            device=place.device,
         )
     return GatedMlp(spec, place)

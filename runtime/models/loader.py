@@ -187,7 +187,7 @@ def _read_file(path: Path, weights: list[WeightSlice], progress: _Progress) -> N
         with safe_open(path, framework="pt", device="cpu") as file:
             for weight in weights:
                 current = weight.name
-                weight.target.copy_(file.get_slice(current)[weight.source])
+                weight.fill(file.get_slice(current))
                 progress.add(weight.num_elements)
     except (OSError, SafetensorError) as error:
         where = f"{path}: {current}" if current else str(path)

@@ -216,9 +216,9 @@ def test_valid_tp_sizes() -> None:
 
 
 UNFIT: list[tuple[ModelSpec, dict[str, Any], str, str]] = [
-    (SMOLLM2, {"tensor_parallel_size": 2}, "9 attention heads do not divide", ": 1, 3"),
-    (SMOLLM2, {"tensor_parallel_size": 9}, "does not divide by tensor parallel size 9", ": 1, 3"),
-    (QWEN2, {"tensor_parallel_size": 7}, "2 KV heads do not divide", ": 1, 2"),
+    (SMOLLM2, {"tensor_parallel_size": 7}, "would be padded to 7, more than 2", ": 4, 5, 6, 9"),
+    (QWEN2, {"tensor_parallel_size": 7}, "2 KV heads on tensor parallel size 7", ": 4, 6, 8, 10"),
+    (LLAMA_8B, {"tensor_parallel_size": 17}, "would be padded to 17", ": 13, 14, 15, 16"),
     (SMOLLM2, {"pipeline_parallel_size": 31}, "more than the model's 30 layers", "1..30"),
     (
         SMOLLM2,

@@ -62,7 +62,7 @@ def test_model_decides_whether_there_are_experts() -> None:
 
 def test_model_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError):
-        plan_topology(ParallelConfig(tensor_parallel_size=3), model=DENSE)
+        plan_topology(ParallelConfig(pipeline_parallel_size=1000), model=DENSE)
 
 
 def test_ranks_know_threads_and_numa_node() -> None:

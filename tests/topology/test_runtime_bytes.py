@@ -37,6 +37,16 @@ def context_of(rank: RankPlan, tp: int, pp: int) -> ParallelContext:
         (LLAMA_8B, 4, 2),
         (LLAMA_8B, 16, 1),
         (QWEN3_MOE, 4, 2),
+        # Padded: heads, and at 5, 7 and 12 ranks MLPs and vocabulary too.
+        (SMOLLM2, 2, 1),
+        (SMOLLM2, 4, 2),
+        (SMOLLM2, 5, 1),
+        (SMOLLM2, 6, 1),
+        (LLAMA_8B, 3, 2),
+        (LLAMA_8B, 12, 1),
+        (QWEN3_MOE, 5, 2),
+        (QWEN3_MOE, 7, 1),
+        (QWEN3_MOE, 12, 1),
     ],
 )
 def test_plan_counts_the_bytes_that_the_layers_hold(
@@ -48,11 +58,12 @@ def test_plan_counts_the_bytes_that_the_layers_hold(
     )
     plan = plan_topology(parallel, model=spec, dtype="bfloat16")
     assert plan.memory is not None
+    assert plan.model is not None
     for number in (0, tp * pp - 1):
         rank = plan.rank_plan(number)
         assert rank.layer_span is not None
         model = build_model(
-            spec,
+            plan.model,
             context_of(rank, tp, pp),
             dtype=torch.bfloat16,
             device="meta",

@@ -5,15 +5,17 @@ import torch
 import torch.nn.functional as F
 
 from tests.support.model_steps import run_ranks
+from tests.support.tiny_model import spec_with_heads
 from vcli.runtime.distributed.virtual import virtual_groups
 from vcli.runtime.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from vcli.runtime.layers.linear import (
     MergedColumnParallelLinear,
+    OutputPart,
     QKVParallelLinear,
     RowParallelLinear,
-    even_part,
 )
 from vcli.runtime.layers.moe import SparseMoe
+from vcli.runtime.layers.share import even_share, head_shares
 from vcli.topology.errors import ConfigError
 from vcli.topology.model_spec import MoeSpec
 
@@ -23,7 +25,7 @@ F32 = {"dtype": torch.float32}
 def fill(slices, checkpoint):
     for weight in slices:
         assert tuple(checkpoint[weight.name].shape) == weight.shape
-        weight.target.copy_(checkpoint[weight.name][weight.source])
+        weight.fill(checkpoint[weight.name])
 
 
 def randn(*shape, seed=0):
@@ -36,7 +38,7 @@ def test_row_parallel_sum_is_the_dense_output_with_the_bias_once(tp_size):
     x = randn(5, 8, seed=2)
     shards = []
     for group in virtual_groups("TP", tp_size):
-        layer = RowParallelLinear(8, 10, group=group, has_bias=True, **F32)
+        layer = RowParallelLinear(even_share(8, group, "x"), 10, group=group, has_bias=True, **F32)
         fill(layer.weight_slices("o"), checkpoint)
         shards.append(layer)
     pieces = x.chunk(tp_size, dim=1)
@@ -57,7 +59,8 @@ def test_merged_columns_of_the_ranks_make_up_each_dense_part(tp_size):
     x = randn(5, 8, seed=4)
     outputs = []
     for group in virtual_groups("TP", tp_size):
-        parts = [even_part(name, 12, group) for name in ("gate", "up")]
+        rows = even_share(12, group, "rows")
+        parts = [OutputPart(name=name, rows=rows) for name in ("gate", "up")]
         layer = MergedColumnParallelLinear(8, parts, has_bias=True, **F32)
         fill(layer.weight_slices("m"), checkpoint)
         outputs.append(layer(x).chunk(2, dim=1))
@@ -83,15 +86,8 @@ def test_each_rank_has_the_kv_heads_of_its_query_heads(tp_size, kv_heads_of_rank
         for seed, (name, heads) in enumerate((("q", num_heads), ("k", 2), ("v", 2)))
     }
     for group, kv_heads in zip(virtual_groups("TP", tp_size), kv_heads_of_ranks, strict=True):
-        layer = QKVParallelLinear(
-            6,
-            head_size=head_size,
-            num_heads=num_heads,
-            num_kv_heads=2,
-            group=group,
-            has_bias=False,
-            **F32,
-        )
+        heads = head_shares(spec_with_heads(num_heads, 2), group)
+        layer = QKVParallelLinear(6, heads=heads, head_size=head_size, has_bias=False, **F32)
         fill(layer.weight_slices("a"), checkpoint)
         assert layer.num_kv_heads == len(kv_heads)
         count = num_heads // tp_size
@@ -111,18 +107,12 @@ def test_each_rank_has_the_kv_heads_of_its_query_heads(tp_size, kv_heads_of_rank
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "tp_size"), [(9, 3, 2), (12, 4, 6), (12, 6, 4)]
 )
-def test_heads_that_do_not_divide_are_refused(num_heads, num_kv_heads, tp_size):
+def test_heads_that_do_not_divide_are_refused_without_a_plan_that_pads_them(
+    num_heads, num_kv_heads, tp_size
+):
     group = virtual_groups("TP", tp_size)[0]
     with pytest.raises(ConfigError, match="divide"):
-        QKVParallelLinear(
-            8,
-            head_size=4,
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            group=group,
-            has_bias=False,
-            **F32,
-        )
+        head_shares(spec_with_heads(num_heads, num_kv_heads), group)
 
 
 @pytest.mark.parametrize("vocab_size", [16, 13, 5])
@@ -132,9 +122,12 @@ def test_embedding_and_head_hold_for_vocabularies_that_do_not_divide(vocab_size,
     ids, hidden = torch.arange(vocab_size), randn(3, 6, seed=1)
 
     def run(group):
-        embedding = VocabParallelEmbedding(vocab_size, 6, group=group, **F32)
+        rows = even_share(vocab_size, group, "vocab_size", padded=16)
+        embedding = VocabParallelEmbedding(rows, 6, group=group, **F32)
+        embedding.weight.fill_(float("nan"))
         fill(embedding.weight_slices("e"), checkpoint)
-        head = ParallelLMHead(vocab_size, 6, group=group, tied_to=embedding, **F32)
+        assert (embedding.weight[rows.count :] == 0).all()
+        head = ParallelLMHead(rows, 6, group=group, tied_to=embedding, **F32)
         return embedding(ids), head.compute_logits(hidden)
 
     groups = virtual_groups("TP", tp_size)
@@ -160,7 +153,7 @@ def dense_experts(x, checkpoint, moe):
 
 
 @pytest.mark.parametrize("norm_topk_prob", [False, True])
-@pytest.mark.parametrize("tp_size", [1, 2])
+@pytest.mark.parametrize("tp_size", [1, 2, 3])
 def test_experts_equal_a_loop_over_tokens(norm_topk_prob, tp_size):
     moe = MoeSpec(
         num_experts=6,
@@ -179,7 +172,8 @@ def test_experts_equal_a_loop_over_tokens(norm_topk_prob, tp_size):
     x = randn(9, 8, seed=99)
 
     def run(group):
-        layer = SparseMoe(moe, 8, group=group, **F32)
+        columns = even_share(10, group, "columns", padded=24)
+        layer = SparseMoe(moe, 8, columns=columns, group=group, **F32)
         fill(layer.weight_slices("m"), checkpoint)
         return layer(x)
 
