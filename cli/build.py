@@ -3,9 +3,11 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Final
 
+from vcli.cli.cache_fit import check_cache_size, check_machine_holds_cache
 from vcli.diagnostics import has_nvidia_gpu
 from vcli.runtime.config import (
     CacheConfig,
@@ -20,13 +22,11 @@ from vcli.topology import (
     ModelSpec,
     ParallelConfig,
     ProcessFacts,
-    TopologyPlan,
-    check_model_fits,
     plan_topology,
 )
 
 _UNITS: Final[Mapping[str, int]] = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_BYTES: Final = re.compile(r"^(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?$", re.IGNORECASE)
+_BYTES: Final = re.compile(r"^([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:i?B)?$", re.IGNORECASE)
 _DTYPES: Final[Mapping[str, str]] = {
     "float32": "float32",
     "float": "float32",
@@ -37,6 +37,20 @@ _DTYPES: Final[Mapping[str, str]] = {
     "half": "float16",
     "fp16": "float16",
 }
+#: Lowest and highest of a flag; the highest are far above what any machine runs.
+_RANGES: Final[Mapping[str, tuple[int, int]]] = {
+    "--batch": (1, 2**20),
+    "--block-size": (1, 1024),
+    "--context": (1, 2**31 - 1),
+    "--max-model-len": (1, 2**31 - 1),
+    "--max-num-batched-tokens": (1, 2**24),
+    "--max-num-seqs": (1, 2**16),
+    "--port": (0, 65535),
+    "--seed": (0, 2**63 - 1),
+}
+#: Longest number that is read as a size: larger ones have no machine.
+_MAX_DIGITS: Final = 18
+_MAX_STAGES_DIGITS: Final = 9
 _LOG_LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
@@ -68,11 +82,12 @@ class ModelSettings:
             raise ConfigError(
                 f"log_level={self.log_level!r} is unknown", hint=", ".join(_LOG_LEVELS)
             )
-        _at_least_one("--max-num-seqs", self.scheduler.max_num_seqs)
-        _at_least_one("--max-num-batched-tokens", self.scheduler.max_num_batched_tokens)
-        _at_least_one("--block-size", self.cache.block_size)
+        check_range("--max-num-seqs", self.scheduler.max_num_seqs)
+        check_range("--max-num-batched-tokens", self.scheduler.max_num_batched_tokens)
+        check_range("--block-size", self.cache.block_size)
         if self.max_model_len is not None:
-            _at_least_one("--max-model-len", self.max_model_len)
+            check_range("--max-model-len", self.max_model_len)
+        check_range("--seed", self.seed)
         if not 0 < self.start_timeout_s < 7 * 86400:
             raise ConfigError(
                 f"--start-timeout {self.start_timeout_s:g} must be above 0 seconds",
@@ -108,19 +123,20 @@ def build_engine_config(
     Raises:
         ConfigError: sizes that do not fit the model, an unknown type, or too long a context.
     """
-    check_model_fits(spec, parallel)
     dtype = resolve_dtype(settings.dtype, spec)
     device_type = resolve_device(settings.device)
     plan = plan_topology(
         parallel, host=host, process=process, model=spec, dtype=dtype, device_type=device_type
     )
     max_model_len = _resolve_length(settings, spec)
-    _check_kv_cache_memory(settings.cache, plan, max_model_len)
+    _check_name(settings.served_name if settings.served_name is not None else name)
+    check_cache_size(settings.cache, plan, max_model_len)
+    check_machine_holds_cache(settings.cache, plan, host, node_rank=parallel.node_rank)
     return EngineConfig(
         model=ModelConfig(
             path=path,
             served_name=settings.served_name or name,
-            spec=spec,
+            spec=plan.model or spec,
             dtype=dtype,
             max_model_len=max_model_len,
             seed=settings.seed,
@@ -149,14 +165,12 @@ def refuse_unserved_sizes(parallel: ParallelConfig) -> None:
         "--prefill-context-parallel-size": parallel.pcp > 1,
         "--decode-context-parallel-size": parallel.dcp > 1,
         "--enable-expert-parallel": parallel.enable_expert_parallel,
-        "--nnodes": parallel.nnodes > 1,
     }
     flags = [flag for flag, is_asked in asked.items() if is_asked]
     if flags:
         raise ConfigError(
             f"{', '.join(flags)}: topo plans this; serve does not run it yet",
-            hint="see the plan with vcli topo and the same flags; serve runs -tp and -pp on one "
-            "node",
+            hint="see the plan with vcli topo and the same flags; serve runs -tp and -pp",
         )
 
 
@@ -195,7 +209,11 @@ def parse_bytes(flag: str, typed: str | None) -> int | None:
     if typed is None:
         return None
     match = _BYTES.match(typed.strip())
-    size = int(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
+    if match and len(match[1]) > _MAX_DIGITS:
+        raise ConfigError(
+            f"{flag} {typed[:_MAX_DIGITS]}... is larger than any machine", hint=f"{flag} 2G"
+        )
+    size = int(Decimal(match[1]) * _UNITS[match[2].upper()]) if match else 0
     if size < 1:
         raise ConfigError(f"{flag} {typed!r} is no size above 0", hint=f"{flag} 2G")
     return size
@@ -210,12 +228,37 @@ def parse_partition(typed: str | None) -> tuple[int, ...] | None:
     if typed is None:
         return None
     parts = [part.strip() for part in typed.split(",")]
-    if not all(part.isdigit() for part in parts):
+    if not all(_is_count(part) for part in parts):
         raise ConfigError(
             f"--pp-layer-partition {typed!r} is no list of numbers",
             hint="--pp-layer-partition 8,8,7,7",
         )
     return tuple(int(part) for part in parts)
+
+
+def check_range(flag: str, value: int) -> None:
+    """Whether a flag's number lies where such numbers can lie.
+
+    Raises:
+        ConfigError: it does not; the hint has the nearest that does.
+    """
+    lowest, highest = _RANGES[flag]
+    if value < lowest:
+        raise ConfigError(f"{flag} {value} must be at least {lowest}", hint=f"{flag} {lowest}")
+    if value > highest:
+        raise ConfigError(f"{flag} {value} must be at most {highest}", hint=f"{flag} {highest}")
+
+
+def _is_count(part: str) -> bool:
+    return part.isascii() and part.isdigit() and len(part) <= _MAX_STAGES_DIGITS
+
+
+def _check_name(name: str) -> None:
+    if not name or not name.isprintable():
+        raise ConfigError(
+            f"the model's name {name!r} cannot stand in the API: it is empty, or not text",
+            hint="--served-model-name NAME",
+        )
 
 
 def _resolve_length(settings: ModelSettings, spec: ModelSpec) -> int:
@@ -235,25 +278,3 @@ def _resolve_length(settings: ModelSettings, spec: ModelSpec) -> int:
             f"{scheduler.max_num_batched_tokens}, or --enable-chunked-prefill",
         )
     return length
-
-
-def _check_kv_cache_memory(cache: CacheConfig, plan: TopologyPlan, max_model_len: int) -> None:
-    """A given size holds at least one request of the longest kind, on every rank."""
-    if cache.kv_cache_memory_bytes is None or plan.memory is None:
-        return
-    num_blocks = -(-max_model_len // cache.block_size)
-    per_token = max(rank.kv_bytes_per_token for rank in plan.memory.ranks)
-    needed = num_blocks * cache.block_size * per_token
-    if needed > cache.kv_cache_memory_bytes:
-        fitting = cache.kv_cache_memory_bytes // (per_token * cache.block_size) * cache.block_size
-        raise ConfigError(
-            f"--kv-cache-memory {cache.kv_cache_memory_bytes} bytes is too small for one request "
-            f"of --max-model-len {max_model_len} tokens, which needs {needed} on each rank",
-            hint=f"--kv-cache-memory {needed}"
-            + (f", or --max-model-len {fitting}" if fitting else ""),
-        )
-
-
-def _at_least_one(flag: str, value: int) -> None:
-    if value < 1:
-        raise ConfigError(f"{flag} {value} must be at least 1", hint=f"{flag} 1")

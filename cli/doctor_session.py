@@ -1,13 +1,17 @@
 """One run of the doctor: facts, checks, report."""
 
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from vcli.cli.doctor_facts import DoctorRequest, make_context
 from vcli.cli.environment import Environment
 from vcli.cli.output import Output
-from vcli.cli.views.report import ReportStyle, list_view, report_view
+from vcli.cli.topo_facts import save_facts
+from vcli.cli.views.report import ReportStyle, changes_view, list_view, report_view
 from vcli.diagnostics import (
     Check,
     CheckContext,
@@ -18,7 +22,20 @@ from vcli.diagnostics import (
     make_report,
     run_checks,
 )
-from vcli.topology import ExitStatus, ParallelConfig, plan_to_json
+from vcli.diagnostics.baseline import baseline_json, changes_since
+from vcli.diagnostics.redact import redact, redact_values
+from vcli.diagnostics.repairs import repair
+from vcli.topology import ConfigError, ExitStatus, ParallelConfig, plan_to_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorFiles:
+    """Files to write or to compare with, as typed; None for those that were not asked for."""
+
+    save_facts: str | None = None
+    save_baseline: str | None = None
+    baseline: str | None = None
+    bundle: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,15 +49,23 @@ class DoctorSession:
     skip_ids: tuple[str, ...] = ()
     is_strict: bool = False
     is_verbose: bool = False
+    files: DoctorFiles = DoctorFiles()
+    does_fix: bool = False
 
     def run(self, request: DoctorRequest, parallel: ParallelConfig) -> int:
-        """Run the checks and print the report; gives the exit status."""
+        """Run the checks, print the report and write what was asked for; gives the exit status."""
         begin = time.monotonic()
+        kept = self._read_baseline()
         context = make_context(
             request, parallel, environ=self.environment.environ, cwd=self.environment.cwd
         )
+        if self.does_fix:
+            for line in repair(context) or ("nothing to repair",):
+                self.output.note(f"fix: {redact(line)}")
         report = self.examine(context, begin=begin)
-        self.show(report, context)
+        changes = changes_since(kept, report, context.host) if kept is not None else None
+        self.show(report, context, changes)
+        self._write_files(report, context, changes)
         return int(report.exit_status)
 
     def examine(self, context: CheckContext, *, begin: float) -> Report:
@@ -64,17 +89,12 @@ class DoctorSession:
             is_interrupted=outcome.is_interrupted,
         )
 
-    def show(self, report: Report, context: CheckContext) -> None:
+    def show(
+        self, report: Report, context: CheckContext, changes: Sequence[Mapping[str, str]] | None
+    ) -> None:
         """Print the report as text or as the document vcli.doctor/1."""
         if self.output.json_mode:
-            plan = plan_to_json(context.plan)
-            plan.pop("schema")
-            content = {
-                "checks": report.checks_json(),
-                "summary": report.summary_json(),
-                "plan": plan,
-                "host": context.host.to_json(),
-            }
+            content = _document(report, context, changes)
             self.output.document("vcli.doctor/1", content, report.exit_status)
             return
         stdout = self.environment.stdout
@@ -85,6 +105,62 @@ class DoctorSession:
             is_verbose=self.is_verbose,
         )
         self.output.result(report_view(report, context, style))
+        if changes is not None:
+            self.output.result(redact(changes_view(changes)))
+
+    def _read_baseline(self) -> Mapping[str, Any] | None:
+        if self.files.baseline is None:
+            return None
+        path = Path(self.environment.cwd, self.files.baseline)
+        hint = "vcli doctor --save-baseline FILE"
+        try:
+            document = json.loads(path.read_text())
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}", hint=hint) from error
+        except ValueError as error:
+            raise ConfigError(f"{path} is no valid JSON: {error}", hint=hint) from error
+        if not isinstance(document, dict):
+            raise ConfigError(f"{path} holds no baseline", hint=hint)
+        return document
+
+    def _write_files(
+        self, report: Report, context: CheckContext, changes: Sequence[Mapping[str, str]] | None
+    ) -> None:
+        files, cwd = self.files, self.environment.cwd
+        if files.save_facts:
+            save_facts(Path(cwd, files.save_facts), context.host)
+        if files.save_baseline:
+            path = Path(cwd, files.save_baseline)
+            try:
+                path.write_text(json.dumps(baseline_json(report, context.host), indent=2) + "\n")
+            except OSError as error:
+                raise ConfigError(
+                    f"{path} cannot be written: {error.strerror}", hint="name another file"
+                ) from error
+        if files.bundle:
+            from vcli.diagnostics.bundle import bundle_texts, write_bundle
+
+            text = report_view(report, context, ReportStyle(width=100, is_verbose=True))
+            texts = bundle_texts(context, _document(report, context, changes), text)
+            write_bundle(Path(cwd, files.bundle), texts)
+            self.output.note(f"{files.bundle} holds, secrets removed: {', '.join(texts)}")
+
+
+def _document(
+    report: Report, context: CheckContext, changes: Sequence[Mapping[str, str]] | None
+) -> dict[str, Any]:
+    plan = plan_to_json(context.plan)
+    plan.pop("schema")
+    content = {
+        "checks": report.checks_json(),
+        "summary": report.summary_json(),
+        "plan": plan,
+        "host": context.host.to_json(),
+    }
+    if changes is not None:
+        content["changes"] = list(changes)
+    clean: dict[str, Any] = redact_values(content)
+    return clean
 
 
 def show_list(output: Output, checks: Sequence[Check]) -> int:

@@ -8,7 +8,9 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Final, Literal, TextIO
+
+_STDERR_FD: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +25,8 @@ class Environment:
 
     @classmethod
     def of_this_process(cls) -> "Environment":
-        """The real one."""
+        """The real one; a stream that was closed before the start leads nowhere."""
+        _open_closed_streams()
         return cls(
             argv=tuple(sys.argv[1:]),
             environ=dict(os.environ),
@@ -44,6 +47,47 @@ class Environment:
             and "NO_COLOR" not in self.environ
             and self.environ.get("TERM", "") != "dumb"
         )
+
+
+def _open_closed_streams() -> None:
+    """Let closed standard streams be /dev/null.
+
+    Else the next socket or file gets their number, and what a child prints goes into it.
+    """
+    while True:
+        descriptor = os.open(os.devnull, os.O_RDWR)
+        if descriptor > _STDERR_FD:
+            os.close(descriptor)
+            break
+        os.set_inheritable(descriptor, True)
+    # Where a descriptor is closed at the start, the interpreter has no stream.
+    if sys.stdin is None:
+        sys.stdin = _stream(0, "r")
+    if sys.stdout is None:
+        sys.stdout = _stream(1, "w")
+    if sys.stderr is None:
+        sys.stderr = _stream(_STDERR_FD, "w")
+
+
+def _stream(descriptor: int, mode: Literal["r", "w"]) -> TextIO:
+    return open(descriptor, mode, encoding="utf-8", errors="replace", closefd=False)
+
+
+def silence(stream: TextIO) -> None:
+    """Let `stream` lead nowhere from now on.
+
+    What waits in the buffer of a stream that cannot be written would be tried again at exit, and
+    the interpreter would complain and change the exit status.
+    """
+    try:
+        descriptor = stream.fileno()
+    except (OSError, ValueError):  # a stream in memory, or one that is closed
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, descriptor)
+    finally:
+        os.close(nowhere)
 
 
 def _current_folder() -> Path:

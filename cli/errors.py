@@ -1,15 +1,24 @@
 """From any exception to one message, a hint and an exit status."""
 
 import difflib
-import sys
+import errno
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 import typer
 
-from vcli.topology import ConfigError, ExitStatus, VcliError
+from vcli.cli.output import lost_output
+from vcli.topology import ConfigError, ExitStatus, UnfitError, VcliError
 
 _ISSUE_HINT = "this is a bug in vcli: run again with VCLI_DEBUG=1 and report the traceback"
+_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+#: What a system runs out of without a bug of ours, and what mends it.
+_EXHAUSTED: Final[Mapping[int, str]] = {
+    errno.EMFILE: "raise the limit of open files first: ulimit -n 4096",
+    errno.ENFILE: "the whole machine has too many open files: sysctl fs.file-max",
+    **dict.fromkeys(_NO_SPACE, "free some space"),
+}
 
 
 def explain_usage_error(
@@ -54,12 +63,37 @@ def _typed_value(flags: Sequence[str], argv: Sequence[str]) -> str | None:
     return None
 
 
-def explain_crash(error: Exception, *, is_debug: bool) -> VcliError:
-    """Anything that nobody expected: exit 7; the traceback only with VCLI_DEBUG=1."""
-    if is_debug:
-        traceback.print_exception(error, file=sys.stderr)
+def explain_crash(error: Exception) -> VcliError:
+    """Anything that nobody expected: exit 7, or exit 1 where the system has run out of something.
+
+    The caller tells the traceback, if somebody wants it.
+    """
+    exhausted = _exhausted(error)
+    if exhausted is not None:
+        return _explain_exhausted(exhausted)
     place = traceback.extract_tb(error.__traceback__)
     where = f" at {place[-1].filename.rsplit('/', 1)[-1]}:{place[-1].lineno}" if place else ""
     crash = VcliError(f"{type(error).__name__}{where}: {error}", hint=_ISSUE_HINT)
     crash.exit_status = ExitStatus.BUG
     return crash
+
+
+def _exhausted(error: BaseException | None) -> OSError | None:
+    """The first sign that something ran out, under what failed because of it."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, OSError) and error.errno in _EXHAUSTED:
+            return error
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _explain_exhausted(error: OSError) -> VcliError:
+    if error.errno in _NO_SPACE and error.filename is None:
+        # Files are named; what has no name here is stdout, to which the parser writes its help.
+        return lost_output(error)
+    about = f" ({error.filename})" if error.filename else ""
+    return UnfitError(
+        f"the system refuses: {error.strerror}{about}", hint=_EXHAUSTED.get(error.errno or 0, "")
+    )

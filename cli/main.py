@@ -2,18 +2,21 @@
 
 import re
 import sys
+import traceback
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from vcli.cli.commands.bench import bench_app
 from vcli.cli.commands.doctor import doctor
+from vcli.cli.commands.launch import LAUNCH_HELP
 from vcli.cli.commands.serve import serve
 from vcli.cli.commands.topo import topo
 from vcli.cli.commands.version import show_version, version
-from vcli.cli.environment import Environment
+from vcli.cli.environment import Environment, silence
 from vcli.cli.errors import explain_crash, explain_usage_error
-from vcli.cli.output import Output
+from vcli.cli.output import Output, lost_output
 from vcli.topology import ExitStatus, VcliError
 
 _SHORT_WITH_EQUALS = re.compile(r"^(-[A-Za-z])=(.*)$", re.DOTALL)
@@ -48,8 +51,10 @@ def _global_options(
 
 
 app.command()(serve)
+app.command("launch", help=LAUNCH_HELP)(serve)
 app.command()(topo)
 app.command()(doctor)
+app.add_typer(bench_app, name="bench")
 app.command()(version)
 
 
@@ -69,24 +74,29 @@ def main(environment: Environment) -> int:
         output.error(error)
         return int(error.exit_status)
     except BrokenPipeError:
-        _drop_stdout()
+        silence(environment.stdout)
         return int(ExitStatus.OK)
     except Exception as error:  # noqa: BLE001 - the border: a bug becomes one message and exit 7
-        crash = explain_crash(error, is_debug=environment.is_debug)
+        if environment.is_debug:
+            output.note("".join(traceback.format_exception(error)).rstrip())
+        crash = explain_crash(error)
         output.error(crash)
         return int(crash.exit_status)
 
 
 def run() -> None:
     """The console script."""
-    sys.exit(main(Environment.of_this_process()))
+    environment = Environment.of_this_process()
+    status = main(environment)
+    sys.exit(_flush(environment, status))
 
 
 def known_flags(argv: Sequence[str]) -> list[str]:
     """Flags of the command that `argv` names, as typed (`-tp`, `--port`)."""
-    group = typer.main.get_command(app)
-    commands = getattr(group, "commands", {})
-    chosen = next((commands[word] for word in argv if word in commands), group)
+    chosen: Any = typer.main.get_command(app)
+    for word in argv:
+        # Commands stand in groups: `bench ipc`.
+        chosen = getattr(chosen, "commands", {}).get(word, chosen)
     flags: list[str] = []
     for parameter in chosen.params:
         if parameter.param_type_name == "option":
@@ -114,9 +124,20 @@ def _normalize(argv: Sequence[str]) -> tuple[str, ...]:
     return tuple(normal)
 
 
-def _drop_stdout() -> None:
-    """Keep the interpreter from complaining about the closed pipe again at exit."""
+def _flush(environment: Environment, status: int) -> int:
+    """Write what still waits in the buffers; the exit status, which a lost result changes."""
     try:
-        sys.stdout.close()
+        environment.stdout.flush()
     except BrokenPipeError:
-        return
+        silence(environment.stdout)
+    except OSError as error:
+        silence(environment.stdout)
+        lost = lost_output(error)
+        if status == ExitStatus.OK:
+            Output(environment).error(lost)
+            status = int(lost.exit_status)
+    try:
+        environment.stderr.flush()
+    except OSError:
+        silence(environment.stderr)
+    return status

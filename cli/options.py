@@ -109,6 +109,25 @@ MasterAddr = Annotated[
 MasterPort = Annotated[
     int, _flag(_PARALLEL, "--master-port", text="Port on node 0 for the ranks.", metavar="PORT")
 ]
+JobTokenFile = Annotated[
+    str | None,
+    _flag(
+        _PARALLEL,
+        "--job-token-file",
+        text="File with the secret that all nodes know; VCLI_JOB_TOKEN does the same.",
+        metavar="FILE",
+        show_default=False,
+    ),
+]
+JoinTimeout = Annotated[
+    float,
+    _flag(
+        _PARALLEL,
+        "--join-timeout",
+        text="Seconds until all nodes must have come.",
+        metavar="SECONDS",
+    ),
+]
 ExecutorBackend = Annotated[
     str | None,
     _flag(
@@ -127,6 +146,14 @@ StartMethod = Annotated[
         text="How worker processes are started; decided by the plan if left out.",
         metavar="NAME",
         show_default=False,
+    ),
+]
+NumaBind = Annotated[
+    bool,
+    _flag(
+        _PARALLEL,
+        "--numa-bind",
+        text="Keep each worker's threads and memory on the NUMA node of its GPU.",
     ),
 ]
 LayerPartition = Annotated[
@@ -280,6 +307,10 @@ WorkerExtension = Annotated[
         show_default=False,
     ),
 ]
+Timeline = Annotated[
+    bool,
+    _flag(_START, "--timeline", text="When ready, print when each process reached which state."),
+]
 EnforceEager = Annotated[bool, _flag(_START, "--enforce-eager", text="Never capture CUDA graphs.")]
 LogLevel = Annotated[
     str,
@@ -289,45 +320,4 @@ LogLevel = Annotated[
 ]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on stdout instead of text.")
-]
-
-Checks = Annotated[
-    list[str] | None,
-    typer.Argument(
-        help="Checks or groups to run (net, lim-02); all if left out. A path is taken as --model.",
-        metavar="[CHECK]...",
-        show_default=False,
-    ),
-]
-DoctorModel = Annotated[
-    str | None,
-    _flag(
-        _MODEL,
-        "--model",
-        text="The model of the launch: a folder, a .gguf file, or a downloaded Hub name.",
-        metavar="MODEL",
-        show_default=False,
-    ),
-]
-DoctorPort = Annotated[
-    int | None,
-    _flag(
-        _SERVER,
-        "--port",
-        text="Port of the launch; 8000 if left out, where a taken port is only a warning.",
-        metavar="PORT",
-        show_default=False,
-    ),
-]
-SkipChecks = Annotated[
-    list[str] | None,
-    typer.Option("--skip", help="Leave out a check or group; may be repeated.", metavar="CHECK"),
-]
-Strict = Annotated[bool, typer.Option("--strict", help="Count warnings as failures.")]
-ListChecks = Annotated[
-    bool, typer.Option("--list-checks", help="List the checks with their levels, run none.")
-]
-Verbose = Annotated[
-    bool,
-    typer.Option("--verbose", "-v", help="Show every check, and the traceback of one that crashed."),
 ]

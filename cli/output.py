@@ -8,8 +8,8 @@ import shutil
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from vcli.cli.environment import Environment
-from vcli.topology import ExitStatus, VcliError
+from vcli.cli.environment import Environment, silence
+from vcli.topology import ExitStatus, UnfitError, VcliError
 
 _PLAIN_MARKS = {
     "✓": "[ok]",
@@ -20,6 +20,10 @@ _PLAIN_MARKS = {
     "×": "x",
     "µ": "u",
 }
+
+
+class LostOutputError(UnfitError):
+    """The result could not be written to stdout; only stderr is left to say so."""
 
 
 class Output:
@@ -37,34 +41,71 @@ class Output:
         return shutil.get_terminal_size((80, 24)).columns
 
     def result(self, text: str) -> None:
-        """Print the result, for people."""
-        _write(self.environment.stdout, text)
+        """Print the result, for people.
+
+        Raises:
+            LostOutputError: stdout cannot be written, a full disk for example.
+        """
+        self._write_result(text)
 
     def document(
         self, schema: str, content: Mapping[str, Any], exit_status: ExitStatus = ExitStatus.OK
     ) -> None:
-        """Print the result as the one JSON document."""
+        """Print the result as the one JSON document.
+
+        Raises:
+            LostOutputError: stdout cannot be written.
+        """
         whole = {"schema": schema, "exit_code": int(exit_status), **content}
-        _write(self.environment.stdout, json.dumps(whole, indent=2, ensure_ascii=False))
+        self._write_result(json.dumps(whole, indent=2, ensure_ascii=False))
 
     def note(self, text: str) -> None:
-        """Say something beside the result."""
-        _write(self.environment.stderr, text)
+        """Say something beside the result; where stderr cannot be written, nobody hears it."""
+        try:
+            _write(self.environment.stderr, text)
+        except OSError:
+            silence(self.environment.stderr)
 
     def error(self, error: VcliError) -> None:
         """Say what went wrong and what mends it."""
-        if self.json_mode:
+        if self.json_mode and not isinstance(error, LostOutputError):
             content = {"message": error.message, "hint": error.hint}
-            self.document("vcli.error/1", content, error.exit_status)
+            try:
+                self.document("vcli.error/1", content, error.exit_status)
+            except BrokenPipeError:
+                silence(self.environment.stdout)
+            except LostOutputError as lost:
+                self._error_text(error)
+                self._error_text(lost)
             return
-        _write(self.environment.stderr, self._red("error: ") + error.message)
+        self._error_text(error)
+
+    def _error_text(self, error: VcliError) -> None:
+        self.note(self._red("error: ") + error.message)
         if error.hint:
-            _write(self.environment.stderr, f"  → {error.hint}")
+            self.note(f"  → {error.hint}")
+
+    def _write_result(self, text: str) -> None:
+        try:
+            _write(self.environment.stdout, text)
+        except BrokenPipeError:  # whoever reads has enough: no failure
+            raise
+        except OSError as error:
+            silence(self.environment.stdout)
+            raise lost_output(error) from error
 
     def _red(self, text: str) -> str:
         if self.environment.has_color(self.environment.stderr):
             return f"\x1b[1;31m{text}\x1b[0m"
         return text
+
+
+def lost_output(error: OSError) -> LostOutputError:
+    """What to say when stdout cannot be written."""
+    return LostOutputError(
+        f"the result cannot be written to stdout: {error.strerror or error}",
+        hint="free some space, or let stdout lead elsewhere",
+    )
 
 
 def _write(stream: TextIO, text: str) -> None:

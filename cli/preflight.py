@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from vcli.cli.doctor_facts import ports_of
+from vcli.cli.doctor_facts import observe_host, ports_of
 from vcli.cli.runtime_checks import registry
 from vcli.diagnostics import (
     CheckContext,
@@ -30,12 +30,14 @@ def run_preflight(
     """Check this host for the plan, and raise the soft limit of open files to its need.
 
     Takes a few hundredths of a second on one node. HTTP's port is not looked at: the caller has
-    bound it already. `note` gets a line for each warning.
+    bound it already. `note` gets a line for each warning. GPUs that `host` lacks are looked for.
 
     Raises:
         ConfigError: what was typed cannot work here (a port that is taken, an address of others).
         UnfitError: the machine cannot do it; the message names every failed check.
     """
+    if plan.device_type == "cuda" and not host.gpus:
+        host, _ = observe_host(environ)
     context = CheckContext(
         plan=plan,
         host=host,

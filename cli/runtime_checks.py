@@ -11,6 +11,7 @@ from vcli.diagnostics import (
     failed,
     passed,
     skipped,
+    unknown,
 )
 from vcli.diagnostics.checks.fit import NO_MODEL
 from vcli.diagnostics.text import listing, plural, size_text
@@ -34,10 +35,14 @@ def orphans(context: CheckContext) -> Finding:
 
     These are vcli's own process starter and lifelines, as `serve` uses them.
     """
+    from vcli.runtime.errors import StartupError
     from vcli.runtime.process.orphan_probe import run_orphan_probe
 
     del context
-    report = run_orphan_probe()
+    try:
+        report = run_orphan_probe()
+    except StartupError as error:
+        return unknown(f"the children of the test did not start: {error.message}")
     if report.survivors:
         pids = " ".join(map(str, report.survivors))
         return failed(

@@ -33,10 +33,15 @@ def read_topo_model(model: str, cwd: Path) -> TopoModel:
     Raises:
         ConfigError: no such file, or none that describes a model that vcli knows.
     """
-    path = Path(cwd, model).expanduser()
+    try:
+        path = Path(cwd, model).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"model {model!r}: {error}", hint="name the whole path") from error
     if path.suffix.lower() == ".gguf":
         return _from_gguf(path)
-    config_path = path / "config.json" if path.is_dir() else path
+    from vcli.runtime.checkpoint.folder import is_folder
+
+    config_path = path / "config.json" if is_folder(path) else path
     spec = model_spec_from_config(_read_config(config_path), source=str(config_path))
     folder = config_path.parent
     name = folder.resolve().name if config_path.name == "config.json" else config_path.stem
@@ -46,7 +51,10 @@ def read_topo_model(model: str, cwd: Path) -> TopoModel:
 
 
 def _read_config(config_path: Path) -> dict[str, Any]:
+    from vcli.runtime.checkpoint.regular import check_regular
+
     try:
+        check_regular(config_path, hint="name a folder with config.json")
         config = json.loads(config_path.read_text())
     except FileNotFoundError:
         raise ConfigError(
@@ -58,9 +66,10 @@ def _read_config(config_path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{config_path} cannot be read: {error}", hint="name a folder with config.json"
         ) from error
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
+        fault = "nested too deeply" if isinstance(error, RecursionError) else error
         raise ConfigError(
-            f"{config_path} is no valid JSON: {error}", hint="download or copy it again"
+            f"{config_path} is no valid JSON: {fault}", hint="download or copy it again"
         ) from error
     if not isinstance(config, dict):
         raise ConfigError(f"{config_path} holds no JSON object", hint="download it again")

@@ -71,7 +71,6 @@ def make_report(
         device_type=facts.device_type,
         # Another machine is taken to have what the plan would use.
         flashinfer_available=not facts.is_live or find_spec("flashinfer") is not None,
-        pads_heads=True,
     )
     num_local = max((len(node.ranks) for node in plan.nodes), default=0)
     if facts.device_type == "cuda":

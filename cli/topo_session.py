@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from vcli.cli.build import resolve_dtype
+from vcli.cli.build import check_range, resolve_dtype
 from vcli.cli.environment import Environment
 from vcli.cli.output import Output
 from vcli.cli.topo_facts import FactsRequest, TopoFacts, collect_facts, find_facts, save_facts
@@ -278,8 +278,7 @@ class TopoSession:
             ("--max-num-batched-tokens", work.max_num_batched_tokens),
             ("--max-model-len", 1 if self.max_model_len is None else self.max_model_len),
         ):
-            if value < 1:
-                raise ConfigError(f"{flag} {value} must be at least 1", hint=f"{flag} 1")
+            check_range(flag, value)
         if not 0 < work.utilization <= 1:
             raise ConfigError(
                 f"--gpu-memory-utilization {work.utilization:g} must be above 0 and at most 1",

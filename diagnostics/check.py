@@ -87,9 +87,9 @@ def skipped(reason: str) -> Finding:
     return Finding(status=Status.SKIP, measured=reason)
 
 
-def unknown(reason: str) -> Finding:
-    """It could not be measured."""
-    return Finding(status=Status.UNKNOWN, measured=reason)
+def unknown(reason: str, *, remedy: Remedy | str = "") -> Finding:
+    """It could not be measured; `remedy` is what would let it be."""
+    return Finding(status=Status.UNKNOWN, measured=reason, remedy=remedy)
 
 
 def warned(
@@ -132,10 +132,6 @@ def failed(
         is_typed=is_typed,
         blocks_launch=blocks_launch,
     )
-
-
-class CannotMeasureError(Exception):
-    """A fact that a check needs cannot be had; the verdict is `unknown` with this message."""
 
 
 CheckFunction = Callable[["CheckContext"], Finding]

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from vcli.diagnostics.cgroups import Cgroups
-from vcli.diagnostics.check import CannotMeasureError
 from vcli.diagnostics.dialect import Dialect
+from vcli.diagnostics.errors import CannotMeasureError
 from vcli.diagnostics.files import HostFiles
+from vcli.diagnostics.memory_policy import memory_policy_errno
 from vcli.diagnostics.nvml import Nvml, NvmlProblem
 from vcli.diagnostics.packages import Interpreter, Packages
 from vcli.diagnostics.sockets import Network
@@ -75,6 +76,7 @@ class CheckContext:
     gpu_problem: str = ""
     nvml_module: Any = None
     allowed_cpus: frozenset[int] = frozenset()
+    memory_policy: Callable[[], int | None] = memory_policy_errno
     clock: Callable[[], float] = time.monotonic
     pause: Callable[[float], None] = time.sleep
 
@@ -114,8 +116,12 @@ class CheckContext:
 
     @property
     def gpus(self) -> tuple[GpuFacts, ...]:
-        """The GPUs that the ranks of this node would use; all visible ones if they use none."""
-        if not self.is_cuda:
+        """The GPUs that the ranks of this node would use; all visible ones without a plan for them.
+
+        One rank without a model is what is planned when nothing was typed.
+        """
+        is_default = self.plan.world_size_across_dp == 1 and self.plan.model is None
+        if not self.is_cuda or is_default:
             return self.host.gpus
         wanted = {rank.device_index for rank in self.local_ranks}
         return tuple(gpu for gpu in self.host.gpus if gpu.index in wanted)

@@ -4,7 +4,7 @@ import errno
 import os
 from pathlib import Path
 
-from vcli.diagnostics.check import CannotMeasureError
+from vcli.diagnostics.errors import CannotMeasureError
 
 #: What the kernel says where a file or the device behind it does not exist.
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO, errno.ESRCH, errno.EINVAL)

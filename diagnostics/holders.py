@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from vcli.diagnostics.check import CannotMeasureError
+from vcli.diagnostics.errors import CannotMeasureError
 from vcli.diagnostics.files import HostFiles
 
 _LISTEN = "0A"

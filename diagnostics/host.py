@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from vcli.diagnostics.cgroups import Cgroups
-from vcli.diagnostics.check import CannotMeasureError
 from vcli.diagnostics.dialect import is_container
+from vcli.diagnostics.errors import CannotMeasureError
 from vcli.diagnostics.files import HostFiles
 from vcli.topology import HostFacts
 

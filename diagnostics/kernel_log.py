@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from vcli.diagnostics.check import CannotMeasureError
+from vcli.diagnostics.errors import CannotMeasureError
 from vcli.diagnostics.files import HostFiles
 
 _XID: Final = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")

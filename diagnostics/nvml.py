@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from vcli.diagnostics.check import CannotMeasureError
+from vcli.diagnostics.errors import CannotMeasureError
 from vcli.topology import GpuFacts
 
 Answer = TypeVar("Answer")
@@ -49,10 +49,10 @@ class Nvml:
 
     @classmethod
     def open(cls, module: Any | None = None) -> "Nvml | NvmlProblem":
-        """A session, or why there is none."""
-        if module is None:
+        """A session, or why there is none; `module` may be a name to import."""
+        if module is None or isinstance(module, str):
             try:
-                module = importlib.import_module("pynvml")
+                module = importlib.import_module(module or "pynvml")
             except ImportError:
                 return NvmlProblem(code=None, text="nvidia-ml-py is not installed")
         try:

@@ -6,12 +6,16 @@ from typing import Any, Final
 
 MASK: Final = "[removed]"
 
-#: Words in the name of a variable, field or flag whose value is nobody's business.
+#: Words in the name of a variable, field or flag whose value is nobody's business; the short ones
+#: only as whole words, so that PATH, author and tokenizer stay.
 _SECRET_NAME: Final = (
-    r"(?:token|secret|passw(?:or)?d|passwd|pwd|passphrase|credentials?|cookie|session[_-]?key|"
+    r"(?:token(?!s|iz)|secret|passw(?:or)?d|passphrase|credentials?|cookie|session[_-]?key|"
     r"api[_-]?key|access[_-]?key|private[_-]?key|signing[_-]?key|encryption[_-]?key|"
-    r"auth(?:orization)?|bearer|license[_-]?key|dsn|sas|pat|otp)"
+    r"authorization|bearer|license[_-]?key|"
+    r"(?<![A-Za-z])(?:auth|pwd|dsn|sas|pat|otp)(?![A-Za-z]))"
 )
+#: Folders of the shell, and counts of tokens.
+_HARMLESS_NAMES: Final = ("PWD", "OLDPWD", "TOKENIZERS_PARALLELISM")
 _SECRET_VARIABLE: Final = re.compile(
     rf"(?:^|[_\-.]){_SECRET_NAME}s?(?:$|[_\-.\d])|(?:^|[_\-.])key(?:$|[_\-.])", re.IGNORECASE
 )
@@ -36,7 +40,7 @@ _PATTERNS: Final = (
     # --flag value, --flag=value, NAME=value, "name": "value", name: value
     (
         re.compile(
-            rf"(?i)(?P<name>[\"']?[\w.-]*{_SECRET_NAME}[\w.-]*[\"']?\s*[:=]\s*)"
+            rf"(?i)(?P<name>[\"']?[\w.-]*{_SECRET_NAME}[\w.-]*[\"']?\s*[:=]\s*)(?!\$)"
             r"(?P<value>\"[^\"]*\"|'[^']*'|[^\s,;&\"'}]+)"
         ),
         rf"\g<name>{MASK}",
@@ -59,7 +63,7 @@ _PATTERNS: Final = (
 
 def is_secret_name(name: str) -> bool:
     """Whether a variable of this name holds a secret."""
-    return bool(_SECRET_VARIABLE.search(name))
+    return name not in _HARMLESS_NAMES and bool(_SECRET_VARIABLE.search(name))
 
 
 def redact(text: str) -> str:

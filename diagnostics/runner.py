@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from vcli.diagnostics.check import (
-    CannotMeasureError,
     Check,
     CheckResult,
     Finding,
@@ -22,6 +21,7 @@ from vcli.diagnostics.check import (
     unknown,
 )
 from vcli.diagnostics.context import CheckContext
+from vcli.diagnostics.errors import CannotMeasureError
 from vcli.topology import VcliError
 
 MAX_THREADS = 8
@@ -82,7 +82,8 @@ class _Run:
         self._skip_ids = frozenset(skip_ids)
         self._on_result = on_result
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
-        self._waiting = list(checks)
+        # The slow ones first, so that their waiting overlaps with the others.
+        self._waiting = sorted(checks, key=lambda check: -check.deadline_s)
         self._ends: dict[str, float] = {}
         self._results: dict[str, CheckResult] = {}
 

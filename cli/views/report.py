@@ -1,6 +1,6 @@
 """The doctor's report as text: a line for each green group, every finding with its remedy."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from itertools import groupby
@@ -57,8 +57,14 @@ class ReportStyle:
 def report_view(report: Report, context: CheckContext, style: ReportStyle) -> str:
     """The whole report."""
     lines = [_headline(report, context, style), ""]
-    for group, results in groupby(report.results, key=lambda result: result.check.group):
-        lines += _group_lines(group, list(results), style)
+    skipped: dict[str, str] = {}
+    for group, grouped in groupby(report.results, key=lambda result: result.check.group):
+        results = list(grouped)
+        if not style.is_verbose and all(r.status is Status.SKIP for r in results):
+            skipped[GROUPS[group]] = results[0].measured
+        else:
+            lines += _group_lines(group, results, style)
+    lines += _skipped_lines(skipped, style)
     lines += ["", closing_line(report)]
     return "\n".join(lines)
 
@@ -77,6 +83,16 @@ def closing_line(report: Report) -> str:
     if report.refusals:
         text += "   A launch would be refused."
     return f"{text}   exit {int(report.exit_status)}"
+
+
+def changes_view(changes: Sequence[Mapping[str, str]]) -> str:
+    """What differs from the baseline, one line before and one after for each."""
+    if not changes:
+        return "\nnothing differs from the baseline"
+    lines = ["", "differs from the baseline"]
+    for change in changes:
+        lines += [f"  {change['subject']}: was {change['before']}", f"    now {change['now']}"]
+    return "\n".join(lines)
 
 
 def list_view(checks: Sequence[Check]) -> str:
@@ -143,11 +159,23 @@ def _group_lines(group: str, results: Sequence[CheckResult], style: ReportStyle)
     return [f"{lead}{lines[0]}", *(f"{indent}{line}" for line in lines[1:])]
 
 
+def _skipped_lines(skipped: Mapping[str, str], style: ReportStyle) -> list[str]:
+    """One entry for all groups that do not apply here, equal reasons together."""
+    if not skipped:
+        return []
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in skipped.items():
+        by_reason.setdefault(reason, []).append(name)
+    text = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())
+    indent = " " * (style.mark_width + 1 + _NAME_WIDTH)
+    first, *rest = _wrap(text, max(30, style.width - len(indent)))
+    lead = f"{style.mark(Status.SKIP)} {'Not applicable'.ljust(_NAME_WIDTH)}"
+    return [f"{lead}{first}", *(f"{indent}{line}" for line in rest)]
+
+
 def _summary(results: Sequence[CheckResult]) -> str:
     """What a green group says in one line."""
     passes = [result for result in results if result.status is Status.PASS]
-    if not passes:
-        return f"not applicable: {results[0].measured}"
     headlines = [result.measured for result in passes if result.check.is_headline]
     return ", ".join(headlines) or f"{len(passes)} check{'s' * (len(passes) > 1)} passed"
 
@@ -160,10 +188,10 @@ def _result_lines(result: CheckResult, style: ReportStyle, room: int) -> list[st
     lines = _wrap(head, room)
     if result.status in (Status.FAIL, Status.WARN):
         lines += [f"  {line}" for line in _wrap(_reason(result), room - 2)]
-        if result.remedy:
-            arrow = "→" if style.has_marks else "->"
-            # A remedy is never broken: it is there to be copied.
-            lines.append(f"  {arrow} {result.remedy}")
+    if result.remedy:
+        arrow = "→" if style.has_marks else "->"
+        # A remedy is never broken: it is there to be copied.
+        lines.append(f"  {arrow} {result.remedy}")
     if result.trace and style.is_verbose:
         lines += [f"    {line}" for line in result.trace.rstrip().splitlines()]
     return lines

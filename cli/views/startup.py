@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from vcli.cli.output import Output
 from vcli.cli.views.text import rank_list
+from vcli.cli.views.timeline import StartupTimeline, timeline_lines
 from vcli.runtime.errors import FailureReport
 from vcli.runtime.messages import ChildMessage, ChildReady, ChildState, GroupReport
 from vcli.topology import TopologyPlan
@@ -19,12 +20,18 @@ class StartupView:
     Called from any thread.
     """
 
-    def __init__(self, output: Output, plan: TopologyPlan, name: str) -> None:
+    def __init__(
+        self, output: Output, plan: TopologyPlan, name: str, *, has_timeline: bool = False
+    ) -> None:
         self._output = output
         self._plan = plan
         self._name = name
+        node_rank = plan.config.node_rank
+        # Node 0 hears of all ranks, another node of its own.
+        self._num_ranks = len(plan.local_ranks(node_rank)) if node_rank else plan.world_size
         self._lock = threading.Lock()
         self._started = time.monotonic()
+        self._timeline = StartupTimeline(self._started) if has_timeline else None
         self._reached: dict[str, set[int]] = {}
         self._latest: dict[int, ChildState] = {}
         self._last_line = self._started
@@ -34,6 +41,8 @@ class StartupView:
 
     def on_message(self, message: ChildMessage) -> None:
         """A process reported a start-up state."""
+        if self._timeline is not None:
+            self._timeline.take(message, time.monotonic())
         with self._lock:
             if isinstance(message, ChildState):
                 self._on_state(message)
@@ -50,6 +59,10 @@ class StartupView:
         """Say that requests are welcome, and how to send the first."""
         with self._lock:
             self._line(f"KV cache holds {kv_tokens:,} tokens on each rank")
+            if self._timeline is not None:
+                self._clear_status()
+                for line in timeline_lines(self._timeline):
+                    self._output.note(line)
             self._line(f"serving {self._name} at {url} · try: {_first_request(url, self._name)}")
 
     def on_failure(self, report: FailureReport) -> None:
@@ -75,7 +88,7 @@ class StartupView:
             reached = self._reached.setdefault(label, set())
             is_new = rank not in reached
             reached.add(rank)
-            if is_new and len(reached) == self._plan.world_size:
+            if is_new and len(reached) == self._num_ranks:
                 self._line(f"{self._who(reached)} {label}")
                 return
         now = time.monotonic()

@@ -22,6 +22,7 @@ from vcli.diagnostics.checks import (
     numa,
     nvlink,
     packages,
+    ray,
     start,
 )
 
@@ -52,4 +53,5 @@ def builtin_checks() -> tuple[Check, ...]:
         *fit.CHECKS,
         *capacity.CHECKS,
         *known_faults.CHECKS,
+        *ray.CHECKS,
     )

@@ -3,7 +3,17 @@
 import re
 from typing import Final
 
-from vcli.diagnostics.check import Finding, Level, Remedy, check, failed, passed, skipped, warned
+from vcli.diagnostics.check import (
+    Finding,
+    Level,
+    Remedy,
+    check,
+    failed,
+    passed,
+    skipped,
+    unknown,
+    warned,
+)
 from vcli.diagnostics.context import CheckContext
 from vcli.diagnostics.nvml import (
     DRIVER_NOT_LOADED,
@@ -55,12 +65,7 @@ def nvml_starts(context: CheckContext) -> Finding:
 
 def _nvml_failure(problem: NvmlProblem) -> Finding:
     if problem.code is None:
-        return warned(
-            problem.text,
-            expected="nvidia-ml-py, to look at the GPUs",
-            remedy="pip install nvidia-ml-py",
-            why="nothing about the GPUs can be checked",
-        )
+        return unknown(problem.text, remedy="pip install nvidia-ml-py")
     remedies: dict[int, Remedy | str] = {
         LIB_RM_VERSION_MISMATCH: "reboot, so that the kernel loads the module of the installed "
         "driver   (or: sudo rmmod nvidia_uvm nvidia && sudo modprobe nvidia)",
@@ -88,8 +93,8 @@ def _nvml_failure(problem: NvmlProblem) -> Finding:
     why="an old driver refuses the CUDA that torch brings",
     expected="a driver of at least the version that this CUDA needs",
     remedy=Remedy(
-        bare_metal="install a driver of {need} or newer and reboot; or an older build: pip install "
-        "torch --index-url https://download.pytorch.org/whl/cu{tag}",
+        bare_metal="install a driver of {need} or newer and reboot; or a torch for CUDA {cuda}, by "
+        "the line that https://pytorch.org/get-started/locally shows",
         docker="update the driver of the host to {need} or newer, or use an image with an older "
         "CUDA",
     ),
@@ -109,10 +114,10 @@ def driver_version(context: CheckContext) -> Finding:
         return passed(text)
     fitting = max((m for m, least in MIN_DRIVER.items() if version_tuple(driver)[:2] >= least),
                   default=11)  # fmt: skip
-    tags = {11: "118", 12: "126", 13: "130"}
+    builds = {11: "11.8", 12: "12.6", 13: "13.0"}
     return failed(
         f"{text}, which needs {need[0]}.{need[1]} or newer",
-        values={"need": f"{need[0]}.{need[1]}", "tag": tags[fitting]},
+        values={"need": f"{need[0]}.{need[1]}", "cuda": builds[fitting]},
     )
 
 

@@ -49,7 +49,7 @@ def readable_config(context: CheckContext) -> Finding:
 
 @check(
     "FIT-02",
-    "sizes divide the model",
+    "sizes fit the model",
     level=Level.L1,
     why="a rank must hold whole heads, and each stage at least one layer",
     expected="sizes by which heads, KV heads, MLP, vocabulary, experts and layers can be cut",

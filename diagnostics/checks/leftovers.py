@@ -6,14 +6,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from vcli.diagnostics.check import CannotMeasureError, Finding, Remedy, check, passed, warned
+from vcli.diagnostics.check import Finding, Remedy, check, passed, warned
 from vcli.diagnostics.context import CheckContext
+from vcli.diagnostics.errors import CannotMeasureError
 from vcli.diagnostics.files import HostFiles
 from vcli.diagnostics.holders import age_of, age_text, command_of, running_pids
 from vcli.diagnostics.text import listing, size_text
 
 #: How processes of inference engines are called; their launcher starts them with another name.
 _ENGINE_TITLE: Final = re.compile(r"^(?:vcli::|VLLM::|sglang::|ray::)")
+#: Those that a service manager or a shell may well have started and left.
+_LAUNCHER_TITLE: Final = re.compile(
+    r"::(?:Api_?Server|Supervisor|Follower|Headless)", re.IGNORECASE
+)
+#: Time in which a process that has lost its parent may end by itself.
+_ENDING_S: Final = 1.3
 _SHM_NAME: Final = re.compile(r"^(?:psm_|vcli_|nccl-|torch_|sem\.mp-|sem\.loky)")
 _OWN_SHM: Final = re.compile(r"^vcli_")
 
@@ -40,7 +47,7 @@ def find_leftover_processes(files: HostFiles) -> Iterator[Leftover]:
     init_title = command_of(files, 1)
     for pid in running_pids(files):
         title = (files.read(f"/proc/{pid}/cmdline") or "").split("\0")[0].strip()
-        if not _ENGINE_TITLE.match(title):
+        if not _ENGINE_TITLE.match(title) or _LAUNCHER_TITLE.search(title):
             continue
         fields = (files.read(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
         if len(fields) < 2 or fields[0] in ("Z", "X") or fields[1] != "1":
@@ -61,10 +68,19 @@ def find_leftover_processes(files: HostFiles) -> Iterator[Leftover]:
         kubernetes="kubectl delete pod of the old engine, or inside of it: kill {pids}",
         slurm="scancel the old job, or on the node: kill {pids}",
     ),
+    deadline_s=5.0,
 )
 def engines(context: CheckContext) -> Finding:
-    """Looks through /proc for titles of vcli, vLLM, SGLang and Ray whose parent is process 1."""
-    found = list(find_leftover_processes(context.files))
+    """Looks through /proc for titles of vcli, vLLM, SGLang and Ray whose parent is process 1.
+
+    What is found must still be there a moment later: vcli's own processes end within a second of
+    their parent.
+    """
+    first = {item.pid for item in find_leftover_processes(context.files)}
+    if not first:
+        return passed("none")
+    context.pause(_ENDING_S)
+    found = [item for item in find_leftover_processes(context.files) if item.pid in first]
     if not found:
         return passed("none")
     return warned(

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Final
 
 from vcli.diagnostics.check import (
-    CannotMeasureError,
     Finding,
     Remedy,
     check,
@@ -16,6 +15,7 @@ from vcli.diagnostics.check import (
     warned,
 )
 from vcli.diagnostics.context import CheckContext
+from vcli.diagnostics.errors import CannotMeasureError
 from vcli.diagnostics.limits import (
     CAP_IPC_LOCK,
     CAP_SYS_RESOURCE,

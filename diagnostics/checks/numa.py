@@ -60,6 +60,60 @@ def _ranges(cpus: tuple[int, ...]) -> str:
 
 
 @check(
+    "NUMA-02",
+    "each rank may use the CPUs of its GPU",
+    level=Level.L1,
+    why="a rank that is bound to a NUMA node without an allowed CPU cannot start",
+    expected="an allowed CPU on the NUMA node of each GPU, with --numa-bind",
+    remedy=_CPUSET,
+    is_preflight=True,
+)
+def gpu_affinity(context: CheckContext) -> Finding:
+    """With --numa-bind, compares the nodes that the ranks are bound to with the allowed CPUs."""
+    if not context.plan.config.numa_bind:
+        return skipped("no --numa-bind")
+    nodes, allowed = context.host.numa_cpus, context.affinity()
+    bound = {rank.rank: rank.bound_numa_node for rank in context.local_ranks}
+    closed = {
+        rank: node
+        for rank, node in bound.items()
+        if node is not None and node < len(nodes) and not allowed & set(nodes[node])
+    }
+    if closed:
+        cpus = ",".join(_ranges(nodes[node]) for node in sorted(set(closed.values())))
+        text = listing([f"rank {rank} on NUMA node {node}" for rank, node in closed.items()])
+        return failed(f"no allowed CPU for {text}", values={"cpus": cpus})
+    known = sum(node is not None for node in bound.values())
+    return passed(f"{known} of {plural(len(bound), 'rank')} bound")
+
+
+@check(
+    "NUMA-03",
+    "memory can be bound to a node",
+    why="without the right, pages may lie on the other socket in spite of --numa-bind",
+    expected="set_mempolicy is allowed, with --numa-bind",
+    remedy=Remedy(
+        bare_metal="start outside of the sandbox that forbids it, or leave out --numa-bind",
+        docker="docker run --cap-add SYS_NICE …   (or --security-opt seccomp=unconfined)",
+        kubernetes="securityContext: capabilities: add: [SYS_NICE]",
+    ),
+    is_preflight=True,
+)
+def memory_policy(context: CheckContext) -> Finding:
+    """Binds the memory of the check's own thread to node 0 and takes it back.
+
+    Not allowed fails with --numa-bind; without it, it is only said.
+    """
+    code = context.memory_policy()
+    if code is None:
+        return skipped("this system has no set_mempolicy")
+    if code == 0:
+        return passed("allowed")
+    text = f"set_mempolicy: {os.strerror(code)}"
+    return failed(text) if context.plan.config.numa_bind else passed(f"{text}; not needed")
+
+
+@check(
     "NUMA-04",
     "numactl",
     why="a launch script that calls it ends at once without it",
@@ -156,4 +210,4 @@ def balancing(context: CheckContext) -> Finding:
     return passed("off, or no GPU")
 
 
-CHECKS = (layout, numactl, quota, threads, balancing)
+CHECKS = (layout, gpu_affinity, memory_policy, numactl, quota, threads, balancing)

@@ -1,5 +1,6 @@
 """LINK: NVLink and the fabric behind it, as NVML counts them."""
 
+import ctypes
 from typing import Any, Final
 
 from vcli.diagnostics.check import Finding, Level, Remedy, check, failed, passed, skipped, warned
@@ -133,7 +134,8 @@ def _fabric_state(session: Nvml, gpu: GpuFacts) -> int:
 
     def ask(nvml: Any) -> int:
         info = nvml.c_nvmlGpuFabricInfoV_t()
-        nvml.nvmlDeviceGetGpuFabricInfoV(handle, info)
+        # The module hands this argument on to C as it is: a structure would go by value.
+        nvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
         return int(info.state)
 
     try:

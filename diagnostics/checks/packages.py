@@ -12,7 +12,6 @@ from vcli.diagnostics.packages import DISTRIBUTION, version_tuple
 from vcli.diagnostics.text import listing, plural
 
 MIN_PYTHON: Final = (3, 11)
-_WHEELS: Final = "https://download.pytorch.org/whl"
 
 _REQUIREMENT: Final = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*([^;]*)(?:;(.*))?$")
 
@@ -124,8 +123,10 @@ def _is_within(version: str, ranges: str) -> bool:
     why="the wrong build of torch sees no GPU, or refuses the driver",
     expected="a CUDA build for GPUs, for a CUDA that the driver knows",
     remedy=Remedy(
-        bare_metal="pip install --force-reinstall torch --index-url {index}",
-        docker="in the image: RUN pip install --force-reinstall torch --index-url {index}",
+        bare_metal="choose CUDA {cuda} on https://pytorch.org/get-started/locally and run the line "
+        "it shows, with --force-reinstall",
+        docker="in the image: install torch for CUDA {cuda} by the line that "
+        "https://pytorch.org/get-started/locally shows",
     ),
     is_preflight=True,
     is_headline=True,
@@ -150,7 +151,7 @@ def torch_build(context: CheckContext) -> Finding:
             has_gpu = bool(context.host.gpus) or has_nvidia_gpu(context.files.root)
             return passed(measured + (", planned for the CPU" if has_gpu else ""))
         return failed(
-            f"{measured} has no CUDA, the plan is for GPUs", values={"index": _wheel_index(driver)}
+            f"{measured} has no CUDA, the plan is for GPUs", values={"cuda": _newest_cuda(driver)}
         )
     built = version_tuple(build.cuda)
     if not driver or built[:2] <= driver[:2]:
@@ -158,7 +159,7 @@ def torch_build(context: CheckContext) -> Finding:
     text = f"torch {build.version} is for CUDA {build.cuda}, the driver knows up to " + (
         ".".join(map(str, driver[:2]))
     )
-    values = {"index": _wheel_index(driver)}
+    values = {"cuda": _newest_cuda(driver)}
     if built[0] > driver[0]:
         return failed(text, values=values)
     return warned(
@@ -166,12 +167,12 @@ def torch_build(context: CheckContext) -> Finding:
     )
 
 
-def _wheel_index(driver: tuple[int, ...]) -> str:
-    """The index of the newest builds that a driver with this CUDA runs."""
+def _newest_cuda(driver: tuple[int, ...]) -> str:
+    """The newest CUDA that torch is built for and a driver with this CUDA runs."""
     known = ((13, 0), (12, 8), (12, 6), (11, 8))
     fitting = next((tag for tag in known if tag <= driver[:2]), None)
     major, minor = fitting or (known[0] if not driver else known[-1])
-    return f"{_WHEELS}/cu{major}{minor}"
+    return f"{major}.{minor}"
 
 
 @check(
@@ -220,7 +221,10 @@ def nccl_libraries(context: CheckContext) -> Finding:
     The version of each is the text `NCCL version` inside the file. Two versions warn.
     """
     versions: dict[str, str] = {}
-    for path in _nccl_files(context):
+    files = list(dict.fromkeys(path.resolve() for path in _nccl_files(context)))
+    if len(files) == 1:  # hundreds of megabytes: nothing to compare, so it is not read
+        return passed(str(files[0]))
+    for path in files:
         version = _nccl_version(path)
         if version:
             versions.setdefault(version, str(path))

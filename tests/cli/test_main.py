@@ -40,7 +40,6 @@ class Ran:
         (["serve", "-pcp", "2"], "topo plans this; serve does not run it yet", ""),
         (["serve", "-tp", "2", "-dcp", "2"], "topo plans this; serve does not run it yet", ""),
         (["serve", "-ep"], "topo plans this; serve does not run it yet", ""),
-        (["serve", "-n", "2", "-tp", "2"], "topo plans this; serve does not run it yet", ""),
         (["serve", "--kv-cache-memory", "lots"], "'lots' is no size", "--kv-cache-memory 2G"),
         (["serve", "--load-format", "zip"], "'zip'", "safetensors or dummy"),
         (["serve", "--device", "abacus"], "'abacus'", "auto, cpu or cuda"),

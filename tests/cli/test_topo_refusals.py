@@ -58,8 +58,7 @@ MODELS = [
     (LLAMA_8B, ["-tp", "32", "-dcp", "8"], "as many replicas of each KV head", ": 1, 2, 4"),
     (LLAMA_8B, ["--max-model-len", "9000"], "above the model's 8192", "--max-model-len 8192"),
     (LLAMA_8B, ["--dtype", "int4"], "'int4' is not supported", "bfloat16"),
-    (SMOLLM2, ["-tp", "8"], "would be padded to 8, more than 2 times", ": 3, 4, 6, 12"),
-    (SMOLLM2, ["-tp", "5"], "does not divide by tensor parallel size 5", ": 2, 3, 4, 6"),
+    (SMOLLM2, ["-tp", "8"], "would be padded to 8, more than 2 times", ": 4, 5, 6, 9"),
     (QWEN3_MOE, ["-dp", "129", "-ep"], "more than the 128 experts", "lower"),
     (
         QWEN3_MOE,
@@ -92,7 +91,9 @@ def test_sizes_that_the_model_cannot_have_are_refused(
     assert hint in ran.err.split("→")[1]
 
 
-@pytest.mark.parametrize(("tp", "heads", "kv_heads"), [(2, 12, 4), (4, 12, 4), (6, 12, 3)])
+@pytest.mark.parametrize(
+    ("tp", "heads", "kv_heads"), [(2, 12, 4), (4, 12, 4), (5, 15, 5), (6, 12, 3)]
+)
 def test_heads_that_do_not_divide_are_padded_and_the_cost_is_told(
     tp: int, heads: int, kv_heads: int, tmp_path: Path
 ) -> None:
@@ -103,6 +104,23 @@ def test_heads_that_do_not_divide_are_padded_and_the_cost_is_told(
     assert (padding["padded_heads"], padding["padded_kv_heads"]) == (heads, kv_heads)
     assert "PLAN-05" in [warning["id"] for warning in document["warnings"]]
     assert document["memory"]["num_parameters"] == 134_515_008
+
+
+def test_vocabulary_and_mlp_that_do_not_divide_are_padded_and_the_cost_is_told(
+    tmp_path: Path,
+) -> None:
+    folder = model_folder(tmp_path, SMOLLM2)
+    document = run_topo([str(folder), "-tp", "5", "--json"]).document
+
+    assert document["cut_sizes"]["vocab_size"] == 49160
+    assert document["cut_sizes"]["intermediate_size"] == 1560
+    told = [item["message"] for item in document["warnings"] if item["id"] == "PLAN-05"]
+    assert "vocab_size 49152 to 49160" in told[1]
+    assert "intermediate_size 1536 to 1560" in told[1]
+    # The embedding is the head too; one layer has 3 query heads and 1 KV head of 64.
+    layer = 576 * (192 + 2 * 64) + 192 * 576 + 3 * 576 * 312 + 2 * 576
+    held = 30 * layer + 9832 * 576 + 576
+    assert {rank["num_parameters"] for rank in document["memory"]["ranks"]} == {held}
 
 
 def test_heads_that_divide_are_left_alone(tmp_path: Path) -> None:

@@ -22,8 +22,16 @@ SOCKETS = (tuple(range(8)), tuple(range(8, 16)))
 ALL = {"allowed_cpus": frozenset(range(16))}
 QUOTA = "sys/fs/cgroup/user.slice/cpu.max"
 
+BOUND = {"host": {"numa_cpus": SOCKETS}, "config": {"tp": 2, "numa_bind": True}}
+
 NUMA_CASES = [
-    Case(id="NUMA-01", status=PASS, says="16 CPUs on 2 NUMA nodes", host={"numa_cpus": SOCKETS}, more=ALL),
+    Case(
+        id="NUMA-01",
+        status=PASS,
+        says="16 CPUs on 2 NUMA nodes",
+        host={"numa_cpus": SOCKETS},
+        more=ALL,
+    ),
     Case(
         id="NUMA-01",
         status=WARN,
@@ -32,6 +40,27 @@ NUMA_CASES = [
         host={"numa_cpus": SOCKETS, "gpus": gpu_facts(2, numa_node=[0, 1])},
         more={"allowed_cpus": frozenset(range(4))},
     ),
+    Case(id="NUMA-02", status=SKIP, says="no --numa-bind"),
+    Case(id="NUMA-02", status=PASS, says="2 of 2 ranks bound", **BOUND, more=ALL),
+    Case(
+        id="NUMA-02",
+        status=FAIL,
+        says="no allowed CPU for rank 1 on NUMA node 1",
+        remedy="taskset -c 8-15",
+        more={"allowed_cpus": frozenset(range(4))},
+        **BOUND,
+    ),
+    Case(id="NUMA-03", status=PASS, says="allowed", more={"memory_policy": lambda: 0}),
+    Case(id="NUMA-03", status=PASS, says="not needed", more={"memory_policy": lambda: 1}),
+    Case(
+        id="NUMA-03",
+        status=FAIL,
+        says="Operation not permitted",
+        remedy="--cap-add SYS_NICE",
+        config={"numa_bind": True},
+        more={"memory_policy": lambda: 1, "dialect": Dialect.DOCKER},
+    ),
+    Case(id="NUMA-03", status=SKIP, more={"memory_policy": lambda: None}),
     Case(id="NUMA-04", status=SKIP),
     Case(
         id="NUMA-04",
@@ -261,7 +290,13 @@ FIT_CASES = [
     ),
     Case(id="RDV-09", status=SKIP),
     Case(id="RDV-09", status=PASS, says="within 2 ranks", config={**TWO_NODES, "tp": 2, "pp": 2}),
-    Case(id="RDV-09", status=WARN, says="joined by 100 Gbit/s", remedy="-tp 1 -pp 2", config=TWO_NODES),
+    Case(
+        id="RDV-09",
+        status=WARN,
+        says="joined by 100 Gbit/s",
+        remedy="-tp 1 -pp 2",
+        config=TWO_NODES,
+    ),
     Case(
         id="RDV-09",
         status=PASS,
@@ -278,6 +313,20 @@ FIT_CASES = [
         remedy="hf download Qwen/Qwen3-0.6B",
         environ={"HF_HUB_OFFLINE": "1"},
         more={"model": HUB},
+    ),
+    Case(id="RAY-06", status=SKIP, says="Ray is not used"),
+    Case(
+        id="RAY-06",
+        status=WARN,
+        remedy="remount,size=",
+        environ={"RAY_ADDRESS": "auto"},
+        host={"memory_total_bytes": 1 << 52},
+    ),
+    Case(
+        id="RAY-06",
+        status=PASS,
+        environ={"RAY_ADDRESS": "auto"},
+        host={"memory_total_bytes": 1 << 20},
     ),
     Case(id="COLL-07", status=SKIP),
     Case(id="COLL-07", status=PASS, more={"device_type": "cuda"}),

@@ -67,7 +67,7 @@ CASES = [
         id="PY-03",
         status=FAIL,
         says="has no CUDA",
-        remedy="whl/cu128",
+        remedy="CUDA 12.8",
         host={"gpus": GPUS, "cuda_driver_version": "12.9"},
         more=cuda(None, "cpu"),
     ),
@@ -141,6 +141,12 @@ def test_two_nccl_libraries_warn_only_if_they_differ(
         more=packages(folders={"torch": tmp_path / "torch"}),
     )
     check_case(case, tmp_path)
+
+
+def test_a_single_nccl_library_passes_unread(tmp_path: Path) -> None:
+    nccl_file(tmp_path / "torch/lib", "2.30.4")
+    more = packages(folders={"torch": tmp_path / "torch"})
+    check_case(Case(id="PY-05", status=PASS, says="libnccl.so.2", more=more), tmp_path)
 
 
 def test_torch_s_version_file_is_read_as_text() -> None:

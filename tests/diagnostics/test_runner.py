@@ -21,7 +21,7 @@ from vcli.diagnostics import (
     skipped,
     warned,
 )
-from vcli.diagnostics.check import CannotMeasureError
+from vcli.diagnostics.errors import CannotMeasureError
 from vcli.topology import UnfitError
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from tests.support.fake_host import HEALTHY_HOST, make_context, run
 from vcli.cli.runtime_checks import registry
 from vcli.diagnostics import CheckResult, Status
+from vcli.diagnostics.redact import redact
 
 CHECKS = {check.id: check for check in registry().checks}
 
@@ -52,6 +53,7 @@ def check_case(case: Case, folder: Path) -> CheckResult:
     assert result.status is case.status, result
     assert case.says in result.measured, result
     assert case.remedy in result.remedy, result
+    assert redact(result.remedy) == result.remedy, "the report would take out part of it"
     if result.status in (Status.WARN, Status.FAIL):
         assert result.remedy, result
         assert result.why, result

@@ -73,6 +73,10 @@ class FakeCore:
         """Say that the engine is dead; the connection stays open."""
         self._send(EngineFailed(report=report))
 
+    def send_raw(self, payload: bytes) -> None:
+        """Send a frame that may be no message."""
+        self._frames.send(payload, 5)
+
     def wait(self, condition: Callable[["FakeCore"], bool], timeout_s: float = 5) -> None:
         """Until `condition(self)` holds; fails the test otherwise."""
         deadline = time.monotonic() + timeout_s

@@ -156,6 +156,7 @@ def make_context(
         "network": FakeNetwork(),
         "packages": FakePackages(),
         "dialect": Dialect.BARE_METAL,
+        "pause": lambda seconds: None,
     }
     return CheckContext(plan=plan, host=host, **{**defaults, **fields})
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from vcli.runtime.messages import (
+    OWN_SAMPLE,
     KVCacheConfig,
     ModelRunnerOutput,
     NewRequestData,
@@ -30,7 +31,10 @@ def next_token(digest: bytes) -> int:
 
 
 def generate_alone(
-    prompt: Sequence[int], max_tokens: int, stop_token_ids: Sequence[int] = ()
+    prompt: Sequence[int],
+    max_tokens: int,
+    stop_token_ids: Sequence[int] = (),
+    min_tokens: int = 0,
 ) -> list[int]:
     """The tokens that a request gets when nothing else runs."""
     digest = b""
@@ -40,7 +44,7 @@ def generate_alone(
     while len(generated) < max_tokens:
         token_id = next_token(digest)
         generated.append(token_id)
-        if token_id in stop_token_ids:
+        if token_id in stop_token_ids and len(generated) >= min_tokens:
             break
         digest = extend_digest(digest, token_id)
     return generated
@@ -52,6 +56,7 @@ class _Row:
     block_ids: list[int]
     num_computed: int
     sampled: int = -1
+    is_kept: bool = False
     digests: list[bytes] = field(default_factory=list)
 
     def digest_at(self, position: int) -> bytes:
@@ -93,6 +98,8 @@ class FakeModelWorker:
             self._compute(number, row, num_tokens)
             for (number, row), num_tokens in zip(batch, out.num_scheduled_tokens, strict=True)
         ]
+        for _, row in batch:
+            row.is_kept = out.keeps_samples and row.sampled >= 0
         return ModelRunnerOutput(
             step=out.step, numbers=[number for number, _ in batch], token_ids=token_ids
         )
@@ -125,11 +132,12 @@ class FakeModelWorker:
             strict=True,
         ):
             row = self.rows[number]
-            assert token_id == row.sampled, f"{number} sampled {row.sampled}, told {token_id}"
+            expected = OWN_SAMPLE if row.is_kept else row.sampled
+            assert token_id == expected, f"{number} sampled {row.sampled}, told {token_id}"
             assert num_computed == row.num_computed
-            row.sampled = -1
-            if token_id >= 0:
-                row.token_ids.append(token_id)
+            if row.sampled >= 0:
+                row.token_ids.append(row.sampled)
+            row.sampled, row.is_kept = -1, False
             row.block_ids += new_block_ids
             rows.append((number, row))
         return rows

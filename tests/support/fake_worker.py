@@ -5,6 +5,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 import weakref
 from pathlib import Path
@@ -17,6 +18,7 @@ from vcli.runtime.config import (
     ModelConfig,
     SchedulerConfig,
 )
+from vcli.runtime.errors import FailedWithOutput
 from vcli.runtime.messages import (
     GroupReport,
     KVCacheConfig,
@@ -203,6 +205,11 @@ class FakeWorker:
     def still_has_payload(self) -> bool:
         return self._remembered() is not None
 
+    def fail_and_hand_on(self, ranks: list[int]) -> str:
+        if self.rank in ranks:
+            raise FailedWithOutput(f"failed on rank {self.rank}", {"saved": self.rank})
+        return f"done on rank {self.rank}"
+
     def unpicklable(self) -> Any:
         return (number for number in range(3))
 
@@ -241,6 +248,16 @@ class FailsToLoad(FakeWorker):
         if self.rank == 1:
             raise ValueError("tensor model.norm.weight is missing")
         raise ConnectionResetError("Connection reset by peer")
+
+
+class FailsToLoadAlone(FakeWorker):
+    """Rank 1 raises in load_model; rank 0 waits for it."""
+
+    def load_model(self) -> None:
+        self._report("weights", 0.5, "")
+        if self.rank == 1:
+            raise ValueError("tensor model.norm.weight is missing")
+        time.sleep(60)
 
 
 class DiesLoading(FakeWorker):
@@ -287,3 +304,76 @@ def exists(pid: int) -> bool:
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
+
+
+class SamplingWorker(FakeWorker):
+    """Gives each request that has computed all of its tokens token 7; keeps no text."""
+
+    def determine_available_memory(self) -> int:
+        return 1 << 30
+
+    def __init__(self, config: EngineConfig, rank: int, **options: Any) -> None:
+        super().__init__(config, rank, **options)
+        self._num_tokens: dict[int, int] = {}
+
+    def execute_model(self, output: SchedulerOutput) -> ModelRunnerOutput | None:
+        for number in output.removed:
+            self._num_tokens.pop(number, None)
+        numbers, computed = [], []
+        for data in output.new:
+            self._num_tokens[data.number] = len(data.token_ids)
+            numbers.append(data.number)
+            computed.append(data.num_computed_tokens)
+        running = output.running
+        for number, token_id in zip(running.numbers, running.token_ids, strict=True):
+            self._num_tokens[number] += token_id != -1
+        numbers += running.numbers
+        computed += running.num_computed_tokens
+        if not self._is_output:
+            return None
+        ends = [
+            start + count
+            for start, count in zip(computed, output.num_scheduled_tokens, strict=True)
+        ]
+        token_ids = [
+            7 if end == self._num_tokens[number] else -1
+            for number, end in zip(numbers, ends, strict=True)
+        ]
+        return ModelRunnerOutput(step=output.step, numbers=numbers, token_ids=token_ids)
+
+
+class SlowResult:
+    """A result that a device computes for a while; knows which thread waited for it."""
+
+    def __init__(self, value: Any, seconds: float, thread_names: list[str]) -> None:
+        self._value = value
+        self._seconds = seconds
+        self._thread_names = thread_names
+
+    def resolve(self) -> Any:
+        time.sleep(self._seconds)
+        self._thread_names.append(threading.current_thread().name)
+        if isinstance(self._value, Exception):
+            raise self._value
+        return self._value
+
+
+class DeviceFakeWorker(FakeWorker):
+    """Gives results that are still on their way."""
+
+    def __init__(self, config: EngineConfig, rank: int, **options: Any) -> None:
+        super().__init__(config, rank, **options)
+        self._resolved_in: list[str] = []
+        self._bound_in: list[str] = []
+
+    def bind_thread(self) -> None:
+        self._bound_in.append(threading.current_thread().name)
+
+    def later(self, value: Any, seconds: float = 0.0) -> SlowResult:
+        return SlowResult(value, seconds, self._resolved_in)
+
+    def fail_later(self, message: str) -> SlowResult:
+        return SlowResult(ValueError(message), 0.0, self._resolved_in)
+
+    def threads(self) -> tuple[list[str], list[str]]:
+        return self._bound_in, self._resolved_in

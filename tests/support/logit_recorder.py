@@ -8,7 +8,7 @@ class LogitRecorder:
 
     def record_logits(self) -> None:
         """Keep what the model computes from here on."""
-        model = self._runner._model
+        model = self._runner.model
         compute, self.recorded = model.compute_logits, []
 
         def recording(hidden: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,8 @@ import contextlib
 import os
 import select
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 
 def seconds_until_all_ended(pids: Iterable[int], timeout_s: float) -> float:
@@ -31,3 +32,21 @@ def seconds_until_all_ended(pids: Iterable[int], timeout_s: float) -> float:
     finally:
         for descriptor in waiting:
             os.close(descriptor)
+
+
+def wait_until(claim: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    """Return as soon as the claim is true; for what no descriptor tells."""
+    end_s = time.monotonic() + timeout_s
+    while not claim():
+        if time.monotonic() > end_s:
+            raise AssertionError(f"not true within {timeout_s} s")
+        time.sleep(0.01)
+
+
+def opened_devices(pid: int) -> list[str]:
+    """The NVIDIA devices that a process has open: it has initialised CUDA, or asked for a GPU."""
+    targets = []
+    for path in list(Path(f"/proc/{pid}/fd").iterdir()):
+        with contextlib.suppress(FileNotFoundError):
+            targets.append(str(path.readlink()))
+    return [target for target in targets if target.startswith("/dev/nvidia")]

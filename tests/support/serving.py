@@ -106,7 +106,7 @@ class Server:
 
     def pid_of(self, title: str) -> int:
         """The process whose title ends with `title`."""
-        found = [pid for pid, command in self.family().items() if command.endswith(title)]
+        found = [pid for pid, command in self.family().items() if _is_titled(command, title)]
         assert len(found) == 1, (title, self.family())
         return found[0]
 
@@ -115,9 +115,10 @@ class Server:
         deadline = time.monotonic() + timeout_s
         while self.family() and time.monotonic() < deadline:
             time.sleep(0.02)
-        assert self.family() == {}
-        assert list(self.tmp.iterdir()) == []
-        assert set(Path("/dev/shm").iterdir()) - self._shm_before == set()
+        assert self.family() == {}, self.family()
+        assert list(self.tmp.iterdir()) == [], list(self.tmp.iterdir())
+        new_shm = set(Path("/dev/shm").iterdir()) - self._shm_before
+        assert new_shm == set(), new_shm
 
     def metrics(self, url: str) -> dict[str, float]:
         """Every sample of /metrics by its bare name, summed over its labels."""
@@ -141,6 +142,10 @@ class Server:
         for stream in (self.process.stdout, self.process.stderr):
             if stream is not None:
                 stream.close()
+
+
+def _is_titled(command: str, title: str) -> bool:
+    return command.removesuffix(" (starting)").endswith(title)
 
 
 @contextlib.contextmanager

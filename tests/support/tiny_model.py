@@ -7,6 +7,8 @@ from tempfile import TemporaryDirectory
 
 import torch
 
+from vcli.topology.model_spec import model_spec_from_config
+
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 VOCAB_SIZE = 512
 NUM_LAYERS = 4
@@ -78,14 +80,32 @@ def write_checkpoint(
     return model
 
 
+def spec_with_heads(num_heads: int, num_kv_heads: int):
+    """The spec of a model with so many heads of 8."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 8 * num_heads,
+        "intermediate_size": 96,
+        "num_hidden_layers": 1,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_kv_heads,
+        "vocab_size": VOCAB_SIZE,
+        "max_position_embeddings": 512,
+    }
+    return model_spec_from_config(config, source="test")
+
+
 @cache
 def _session_folder() -> "TemporaryDirectory[str]":
     return TemporaryDirectory(prefix="vcli-tiny-model-")
 
 
 @cache
-def tiny_checkpoint(family: str = "llama", *, tie_word_embeddings: bool = False) -> Path:
+def tiny_checkpoint(
+    family: str = "llama", *, tie_word_embeddings: bool = False, **overrides: int
+) -> Path:
     """The folder of a tiny checkpoint, made once per test session and then removed."""
-    folder = Path(_session_folder().name) / f"{family}-{'tied' if tie_word_embeddings else 'own'}"
-    write_checkpoint(folder, family, tie_word_embeddings=tie_word_embeddings)
+    name = "-".join((family, *(f"{key}-{value}" for key, value in overrides.items())))
+    folder = Path(_session_folder().name) / f"{name}-{'tied' if tie_word_embeddings else 'own'}"
+    write_checkpoint(folder, family, tie_word_embeddings=tie_word_embeddings, **overrides)
     return folder
