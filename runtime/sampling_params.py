@@ -1,10 +1,17 @@
 """Sampling options of one request and their limits."""
 
 import math
+from typing import Final
 
 import msgspec
 
 from vcli.runtime.errors import RequestError
+
+#: counts are int32 in the workers' tensors
+MAX_COUNT: Final = 2**31 - 1
+_MAX_STOP_STRINGS: Final = 64
+_MAX_STOP_CHARACTERS: Final = 4096  # of one; each new piece of text is searched for all
+_MAX_STOP_TOKEN_IDS: Final = 1024
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -58,11 +65,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _in_range("repetition_penalty", self.repetition_penalty, 0.0, 100.0, low_open=True)
-        _at_least("top_k", self.top_k, 0)
-        _at_least("max_tokens", self.max_tokens, 1)
-        _at_least("min_tokens", self.min_tokens, 0)
+        _is_count("top_k", self.top_k, 0)
+        _is_count("max_tokens", self.max_tokens, 1)
+        _is_count("min_tokens", self.min_tokens, 0)
         if self.seed is not None and not -(2**63) <= self.seed < 2**64:
-            raise RequestError(f"seed={self.seed} must fit 64 bits", parameter="seed")
+            raise RequestError(f"seed={_shown(self.seed)} must fit 64 bits", parameter="seed")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
                 f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}",
@@ -70,15 +77,36 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             )
         if self.logprobs is not None and not 0 <= self.logprobs <= 20:
             raise RequestError(
-                f"logprobs={self.logprobs} must be between 0 and 20", parameter="logprobs"
+                f"logprobs={_shown(self.logprobs)} must be between 0 and 20", parameter="logprobs"
             )
-        if any(not text for text in self.stop):
-            raise RequestError("stop must not hold an empty string", parameter="stop")
+        self._verify_stop()
+
+    def _verify_stop(self) -> None:
+        _not_more("stop", len(self.stop), _MAX_STOP_STRINGS, "strings")
+        for text in self.stop:
+            if not text:
+                raise RequestError("stop must not hold an empty string", parameter="stop")
+            _not_more("stop", len(text), _MAX_STOP_CHARACTERS, "characters in one string")
+            check_text(text, parameter="stop")
+        _not_more("stop_token_ids", len(self.stop_token_ids), _MAX_STOP_TOKEN_IDS, "ids")
+        for number in self.stop_token_ids:
+            _is_count("stop_token_ids", number, 0)
 
 
-def _in_range(
-    name: str, value: float, low: float, high: float, *, low_open: bool = False
-) -> None:
+def check_text(text: str, *, parameter: str) -> None:
+    """Raise RequestError for half of a surrogate pair, which no tokenizer and no UTF-8 has."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"{parameter}: character {error.start} is U+{ord(text[error.start]):04X}, "
+            "half of a surrogate pair and no text",
+            parameter=parameter,
+            hint="cut text between characters, not between UTF-16 units",
+        ) from error
+
+
+def _in_range(name: str, value: float, low: float, high: float, *, low_open: bool = False) -> None:
     inside = (low < value if low_open else low <= value) and value <= high
     if not inside or math.isnan(value):
         bound = "above" if low_open else "at least"
@@ -87,6 +115,19 @@ def _in_range(
         )
 
 
-def _at_least(name: str, value: int | None, low: int) -> None:
-    if value is not None and value < low:
-        raise RequestError(f"{name}={value} must be at least {low}", parameter=name)
+def _is_count(name: str, value: int | None, low: int) -> None:
+    if value is not None and not low <= value <= MAX_COUNT:
+        raise RequestError(
+            f"{name}={_shown(value)} must be at least {low} and at most {MAX_COUNT}",
+            parameter=name,
+        )
+
+
+def _not_more(name: str, count: int, limit: int, what: str) -> None:
+    if count > limit:
+        raise RequestError(f"{name} has {count} {what}, at most {limit}", parameter=name)
+
+
+def _shown(value: int) -> str:
+    """Python refuses to write a number of thousands of digits."""
+    return str(value) if abs(value) < 10**40 else f"a number of {value.bit_length()} bits"

@@ -73,9 +73,9 @@ def ensure_cached(
     Raises:
         UnfitError: the cache cannot be written, or the disk is full.
     """
-    if target.is_dir():
-        return target
     try:
+        if target.is_dir():
+            return target
         target.parent.mkdir(parents=True, exist_ok=True)
         with _lock(target, title=title, report=report):
             if not target.is_dir():

@@ -13,6 +13,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vcli.runtime.checkpoint.regular import check_regular
 from vcli.topology.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def read_gguf(path: Path) -> GgufFile:
         ConfigError: unreadable, no GGUF file, a version or byte order not supported, cut short.
     """
     try:
+        check_regular(path, hint="name a .gguf file or a folder of safetensors")
         file_bytes = path.stat().st_size
         with path.open("rb") as file:
             start = file.read(8)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from vcli.runtime.checkpoint.cache import ensure_cached, models_folder, user_home
 from vcli.runtime.checkpoint.demo import CONVERSION, SMOLLM2, ensure_demo_model
-from vcli.runtime.checkpoint.folder import check_folder
+from vcli.runtime.checkpoint.folder import check_folder, is_folder
 from vcli.runtime.checkpoint.gguf import convert_gguf, converted_bytes
 from vcli.runtime.checkpoint.gguf_config import gguf_family
 from vcli.runtime.checkpoint.gguf_file import GgufFile, read_gguf
@@ -59,7 +59,7 @@ def resolve_model(
         path = ensure_demo_model(environ, report=report)
         return _converted(path, name=SMOLLM2.name, source="demo")
     path = _expanded(model, environ)
-    if model and path.is_dir():
+    if model and is_folder(path):
         spec = check_folder(path)
         return ResolvedModel(path=path, name=path.resolve().name, spec=spec, source="folder")
     if path.suffix.lower() == ".gguf":

@@ -11,6 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from vcli.runtime.checkpoint.regular import check_regular
 from vcli.topology.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def read_header(path: Path) -> tuple[TensorEntry, ...]:
         ConfigError: unreadable, cut short, or no safetensors file; names the file.
     """
     try:
+        check_regular(path, hint=f"download or copy {path.name} again")
         file_bytes = path.stat().st_size
         with path.open("rb") as file:
             start = file.read(8)
@@ -105,6 +107,8 @@ def read_header(path: Path) -> tuple[TensorEntry, ...]:
             header = json.loads(file.read(header_bytes))
     except OSError as error:
         raise _damaged(path, f"cannot be read: {error.strerror}") from error
+    except RecursionError as error:
+        raise _damaged(path, "has a header that is nested too deeply") from error
     except ValueError as error:
         raise _damaged(path, f"has a header that is not JSON: {error}") from error
     return _entries(path, header, data_bytes=file_bytes - 8 - header_bytes)
@@ -137,11 +141,12 @@ def _entry(path: Path, name: str, value: Any) -> TensorEntry:
             begin_bytes=int(begin),
             end_bytes=int(end),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise _damaged(path, f"has a header entry that makes no sense: {name}") from error
     bits = BITS_PER_ELEMENT.get(entry.dtype)
     claimed_bytes = entry.end_bytes - entry.begin_bytes
-    if entry.begin_bytes < 0 or (bits and prod(entry.shape) * bits != claimed_bytes * 8):
+    is_negative = entry.begin_bytes < 0 or claimed_bytes < 0 or any(n < 0 for n in entry.shape)
+    if is_negative or (bits and prod(entry.shape) * bits != claimed_bytes * 8):
         raise _damaged(
             path,
             f"gives {name} {claimed_bytes:,} bytes for shape {list(entry.shape)} of {entry.dtype}",

@@ -5,7 +5,7 @@ import socket
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
-from vcli.runtime.engine.core_client import CoreClient
+from vcli.runtime.engine.core_client import FRONT_END, CoreClient
 from vcli.runtime.engine.input_processor import InputProcessor, Prompt
 from vcli.runtime.engine.output_processor import (
     OutputOptions,
@@ -42,7 +42,9 @@ class AsyncEngine:
         vocab_size: int | None = None,
         default_sampling: Mapping[str, float] | None = None,
         observer: RequestObserver | None = None,
+        on_own_failure: Callable[[FailureReport], None] | None = None,
     ) -> None:
+        """`on_own_failure` hears of a failure on this side, which no monitor of processes sees."""
         self.tokenizer = tokenizer
         self.inputs = InputProcessor(
             tokenizer,
@@ -55,6 +57,7 @@ class AsyncEngine:
         self._client = CoreClient(
             core_socket, on_outputs=self._on_outputs, on_failure=self._on_failure
         )
+        self._on_own_failure = on_own_failure
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def start(self) -> None:
@@ -187,3 +190,5 @@ class AsyncEngine:
     def _on_failure(self, report: FailureReport) -> None:
         logger.info("engine dead: %s", report.describe())
         self._outputs.fail_all(lambda: EngineDeadError(report))
+        if report.process == FRONT_END and self._on_own_failure is not None:
+            self._on_own_failure(report)

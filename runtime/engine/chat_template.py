@@ -18,6 +18,18 @@ import jinja2.sandbox
 from vcli.runtime.errors import RequestError
 from vcli.topology.errors import ConfigError
 
+#: whatever a template can raise when messages are not as it expects them
+_TEMPLATE_FAILURES = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    RecursionError,
+)
+
 
 class _GenerationBlock(jinja2.ext.Extension):
     """Accepts `{% generation %}...{% endgeneration %}`, which only marks text for training."""
@@ -74,7 +86,13 @@ class ChatTemplate:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(
-                f"the chat template of {origin} does not parse, line {error.lineno}: {error}"
+                f"the chat template of {origin} does not parse, line {error.lineno}: {error}",
+                hint="mend the template, or download the model again",
+            ) from error
+        except (jinja2.TemplateError, RecursionError, ValueError, SyntaxError) as error:
+            raise ConfigError(
+                f"the chat template of {origin} cannot be compiled: {error}",
+                hint="mend the template, or download the model again",
             ) from error
         self._special_tokens = dict(special_tokens)
 
@@ -102,7 +120,7 @@ class ChatTemplate:
             return self._template.render(
                 variables, messages=plain, add_generation_prompt=add_generation_prompt
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, ArithmeticError) as error:
+        except _TEMPLATE_FAILURES as error:
             raise RequestError(
                 f"the model's chat template refused the messages: {error}", parameter="messages"
             ) from error

@@ -2,21 +2,23 @@
 
 Two tasks own the socket, one per direction, so that posting a message needs no await and works in
 the clean-up of a cancelled request. The engine counts as dead after the first of: the core says so
-(`EngineFailed`), the socket ends, somebody who watches processes calls `fail`.
+(`EngineFailed`), the socket ends, somebody who watches processes calls `fail`, or one of the two
+tasks fails by a bug of ours, which must not end in silence.
 """
 
 import asyncio
 import contextlib
 import itertools
 import socket
+import traceback
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from vcli.runtime.errors import EngineDeadError, FailureReport, RpcTimeoutError
-from vcli.runtime.ipc.frames import AsyncFrames
+from vcli.runtime.errors import EngineDeadError, FailureReport, RequestError, RpcTimeoutError
+from vcli.runtime.ipc.frames import MAX_FRAME_BYTES, AsyncFrames
 from vcli.runtime.log import get_logger
 from vcli.runtime.messages import (
     ClientMessage,
@@ -31,6 +33,8 @@ from vcli.topology.errors import ExitStatus, VcliError
 
 logger = get_logger(__name__)
 
+#: `FailureReport.process` of a failure on this end of the socket
+FRONT_END = "ApiServer"
 #: The process monitor sees the exit status a moment after the socket ends; its report names the
 #: signal, so it is worth this wait.
 _REPORT_GRACE_S = 0.3
@@ -60,7 +64,7 @@ class CoreClient:
         self._on_failure = on_failure
         self._frames: AsyncFrames | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._outgoing: deque[ClientMessage] = deque()
+        self._outgoing: deque[bytes] = deque()
         self._has_outgoing = asyncio.Event()
         self._has_failed = asyncio.Event()
         self._is_shutting_down = False
@@ -79,12 +83,17 @@ class CoreClient:
         ]
 
     def post(self, message: ClientMessage) -> None:
-        """Queue a message for the core; in order, never blocks; dropped when the engine is dead."""
+        """Queue a message for the core; in order, never blocks; dropped when the engine is dead.
+
+        Raises:
+            RequestError: a value in it cannot be sent; the engine is well.
+        """
         if self.failure is not None:
             return
+        payload = self._encode(message)
         if isinstance(message, ShutdownCore):
             self._is_shutting_down = True
-        self._outgoing.append(message)
+        self._outgoing.append(payload)
         self._has_outgoing.set()
 
     async def call(self, method: str, *arguments: Any, timeout_s: float) -> Any:
@@ -140,8 +149,11 @@ class CoreClient:
         try:
             while (payload := await frames.recv()) is not None:
                 self._handle(self._decoder.decode(payload))
-        except (OSError, msgspec.DecodeError, VcliError) as error:
+        except (OSError, VcliError) as error:
             cause = f"the connection to the engine core broke: {error}"
+        except Exception as error:  # noqa: BLE001 - a task that ends in silence hangs every request
+            self._fail_here("reading from the engine core", error)
+            return
         await self._fail_after_grace(cause)
 
     async def _send(self, frames: AsyncFrames) -> None:
@@ -150,9 +162,36 @@ class CoreClient:
                 await self._has_outgoing.wait()
                 self._has_outgoing.clear()
                 while self._outgoing:
-                    await frames.send(self._encoder.encode(self._outgoing.popleft()))
+                    await frames.send(self._outgoing.popleft())
         except (OSError, VcliError) as error:
             await self._fail_after_grace(f"the connection to the engine core broke: {error}")
+        except Exception as error:  # noqa: BLE001 - a task that ends in silence hangs every request
+            self._fail_here("writing to the engine core", error)
+
+    def _encode(self, message: ClientMessage) -> bytes:
+        """Here and not in the task that sends: the error belongs to the caller alone."""
+        try:
+            payload = self._encoder.encode(message)
+        except (OverflowError, ValueError, TypeError) as error:
+            raise RequestError(f"a value cannot be sent to the engine core: {error}") from error
+        if len(payload) > MAX_FRAME_BYTES:
+            raise RequestError(
+                f"the request has {len(payload)} bytes for the engine core, "
+                f"at most {MAX_FRAME_BYTES} can be sent"
+            )
+        return payload
+
+    def _fail_here(self, phase: str, error: Exception) -> None:
+        logger.error("front end failed phase=%s", phase, exc_info=error)
+        self.fail(
+            FailureReport(
+                process=FRONT_END,
+                phase=phase,
+                kind=type(error).__name__,
+                message=str(error),
+                traceback="".join(traceback.format_exception(error)),
+            )
+        )
 
     async def _fail_after_grace(self, cause: str) -> None:
         if not self._is_shutting_down:

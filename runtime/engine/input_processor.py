@@ -11,10 +11,11 @@ import msgspec
 from vcli.runtime.engine.tokenizer import Tokenizer
 from vcli.runtime.errors import RequestError
 from vcli.runtime.messages import EngineRequest
-from vcli.runtime.sampling_params import SamplingParams
+from vcli.runtime.sampling_params import SamplingParams, check_text
 
 _MAX_CHOICES = 128
 _LONG_TEXT = 4096  # characters; longer prompts are tokenised in a thread
+_MAX_LONG_TEXTS = 2  # at once: each needs hundreds of times the memory of its text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +53,17 @@ class InputProcessor:
         self.max_model_len = max_model_len
         self.vocab_size = tokenizer.vocab_size if vocab_size is None else vocab_size
         self.default_sampling = dict(default_sampling or {})
+        self._long_texts = asyncio.Semaphore(_MAX_LONG_TEXTS)
+        longest = tokenizer.max_token_bytes
+        #: no more bytes of text can be max_model_len tokens; None where tokens have no limit
+        self._max_text_bytes = None if longest is None else max_model_len * longest
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
         """Token ids of `prompt`; a long text does not hold up the event loop.
 
         Raises:
-            RequestError: the chat template is missing or refused the messages.
+            RequestError: the text is no valid text or cannot fit whatever its tokens are; the chat
+                template is missing or refused the messages.
         """
         if isinstance(prompt, str):
             prompt = TextPrompt(text=prompt)
@@ -70,18 +76,36 @@ class InputProcessor:
             tokenize, size = partial(self._tokenize_text, prompt), len(prompt.text)
         else:
             tokenize = partial(self._tokenize_chat, prompt)
-            size = sum(len(str(message.get("content", ""))) for message in prompt.messages)
-        return await asyncio.to_thread(tokenize) if size > _LONG_TEXT else tokenize()
+            size = _chat_size(prompt)
+        if size <= _LONG_TEXT:
+            return tokenize()
+        async with self._long_texts:
+            return await asyncio.to_thread(tokenize)
 
     def _tokenize_chat(self, prompt: ChatPrompt) -> list[int]:
-        return self.tokenizer.encode_messages(
+        text = self.tokenizer.render_messages(
             prompt.messages,
             add_generation_prompt=prompt.add_generation_prompt,
             arguments=prompt.arguments,
         )
+        self._check_text(text, "messages")
+        return self.tokenizer.encode(text, add_special_tokens=False)
 
     def _tokenize_text(self, prompt: TextPrompt) -> list[int]:
+        self._check_text(prompt.text, "prompt")
         return self.tokenizer.encode(prompt.text, add_special_tokens=prompt.add_special_tokens)
+
+    def _check_text(self, text: str, parameter: str) -> None:
+        check_text(text, parameter=parameter)
+        num_bytes = len(text.encode())
+        if self._max_text_bytes is not None and num_bytes > self._max_text_bytes:
+            raise RequestError(
+                f"{parameter} has {num_bytes} bytes of text, which cannot fit: "
+                f"max_model_len={self.max_model_len} tokens hold at most "
+                f"{self._max_text_bytes} bytes",
+                parameter=parameter,
+                hint="shorten the prompt, or serve with a higher --max-model-len",
+            )
 
     def make_requests(
         self,
@@ -172,3 +196,15 @@ class InputProcessor:
                 parameter="min_tokens",
             )
         return limit
+
+
+def _chat_size(prompt: ChatPrompt) -> int:
+    """Characters of the contents; anything else in the conversation counts as long."""
+    size = _LONG_TEXT * bool(prompt.arguments) + len(prompt.messages)
+    for message in prompt.messages:
+        content = message.get("content")
+        if isinstance(content, str) and set(message) <= {"role", "content"}:
+            size += len(content)
+        else:
+            size += _LONG_TEXT
+    return size

@@ -14,19 +14,23 @@ from typing import Any
 import tokenizers
 
 from vcli.runtime.engine.chat_template import ChatTemplate
+from vcli.runtime.engine.tokenizer_files import (
+    added_tokens,
+    chat_template_source,
+    default_sampling,
+    eos_token_ids,
+    read_json_object,
+    special_tokens,
+)
 from vcli.runtime.errors import RequestError
 from vcli.topology.errors import ConfigError
 
-_SAMPLING_OPTIONS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-_NAMED_SPECIAL_TOKENS = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
+#: steps that keep every byte of a text in some token; others may drop or merge without limit
+_KEEPING_STEPS = frozenset(
+    ("ByteLevel", "Digits", "Metaspace", "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Prepend")
 )
+#: normal forms make at most so many bytes into one
+_NORMAL_FORM_FACTOR = 4
 
 
 class Tokenizer:
@@ -76,17 +80,22 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         config = read_json_object(folder / "tokenizer_config.json")
-        special_tokens = _special_tokens(folder, config)
-        _add_missing_tokens(backend, config, special_tokens)
-        source = _chat_template_source(folder, config)
+        named = special_tokens(folder, config)
+        _add_missing_tokens(backend, added_tokens(folder, config), named)
+        source = chat_template_source(folder, config)
+        eos_token = named.get("eos_token")
+        own_eos_id = None if eos_token is None else backend.token_to_id(eos_token)
         return cls(
             backend,
-            special_tokens=special_tokens,
-            eos_token_ids=_eos_token_ids(folder, backend, special_tokens),
+            special_tokens=named,
+            eos_token_ids=[
+                *([] if own_eos_id is None else [own_eos_id]),
+                *eos_token_ids(folder),
+            ],
             chat_template=(
-                None if source is None else ChatTemplate(source, special_tokens, origin=str(folder))
+                None if source is None else ChatTemplate(source, named, origin=str(folder))
             ),
-            default_sampling=_default_sampling(folder),
+            default_sampling=default_sampling(folder),
             origin=str(folder),
         )
 
@@ -101,8 +110,21 @@ class Tokenizer:
         return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; the model's beginning-of-text token is added when it has one."""
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        """Token ids of `text`; the model's beginning-of-text token is added when it has one.
+
+        Other threads run meanwhile.
+
+        Raises:
+            RequestError: the tokenizer has no token for something in the text.
+        """
+        try:
+            # Only the call for batches lets go of the interpreter lock.
+            (encoding,) = self._backend.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
+        except Exception as error:  # the package raises nothing finer
+            raise RequestError(f"the text cannot be tokenised: {error}") from error
+        return list(encoding.ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `token_ids`; bytes that are no UTF-8 become U+FFFD."""
@@ -120,16 +142,32 @@ class Tokenizer:
         Raises:
             RequestError: the model has no chat template, or it refused the messages.
         """
+        text = self.render_messages(
+            messages, add_generation_prompt=add_generation_prompt, arguments=arguments
+        )
+        return self.encode(text, add_special_tokens=False)
+
+    def render_messages(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text of a conversation in the model's chat format.
+
+        Raises:
+            RequestError: the model has no chat template, or it refused the messages.
+        """
         if self.chat_template is None:
             raise RequestError(
                 f"{self._origin} has no chat template",
                 parameter="messages",
                 hint="use /v1/completions, or a model that was tuned for chat",
             )
-        text = self.chat_template.render(
+        return self.chat_template.render(
             messages, add_generation_prompt=add_generation_prompt, arguments=arguments
         )
-        return self.encode(text, add_special_tokens=False)
 
     def token_text(self, token_id: int) -> str:
         """One token as text, special ones too; U+FFFD where it is a part of a character."""
@@ -150,9 +188,67 @@ class Tokenizer:
         return self.token_text(token_id).encode()
 
     @cached_property
+    def max_token_bytes(self) -> int | None:
+        """Bytes of text that one token stands for at most; None where there is no such limit."""
+        steps = [
+            *_steps(self._pipeline["normalizer"]),
+            *_steps(self._pipeline["pre_tokenizer"]),
+        ]
+        has_all_bytes = self._is_byte_level or bool(self._pipeline["model"].get("byte_fallback"))
+        if not has_all_bytes or not all(_keeps_text(step) for step in steps):
+            return None
+        special = {token.content for token in self._backend.get_added_tokens_decoder().values()}
+        longest = max(
+            len(token) if self._is_byte_level and token not in special else len(token.encode())
+            for token in self._backend.get_vocab(with_added_tokens=True)
+        )
+        return longest * (_NORMAL_FORM_FACTOR if self._pipeline["normalizer"] else 1)
+
+    @cached_property
+    def _pipeline(self) -> dict[str, Any]:
+        """The tokenizer's description, without its vocabulary."""
+        description: dict[str, Any] = json.loads(self._backend.to_str())
+        for name in ("vocab", "merges"):
+            description["model"].pop(name, None)
+        return description
+
+    @cached_property
     def _is_byte_level(self) -> bool:
-        description = json.loads(self._backend.to_str()).get("decoder") or {}
-        return description.get("type") == "ByteLevel"
+        return any(step.get("type") == "ByteLevel" for step in _steps(self._pipeline["decoder"]))
+
+
+def _steps(description: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The steps of a part of the pipeline, those of sequences in line."""
+    if description is None:
+        return []
+    if description["type"] != "Sequence":
+        return [description]
+    inner = next((value for value in description.values() if isinstance(value, list)), [])
+    return [step for entry in inner for step in _steps(entry)]
+
+
+def _keeps_text(step: Mapping[str, Any]) -> bool:
+    if step["type"] in ("Split", "Punctuation"):
+        return step.get("behavior") != "Removed"
+    if step["type"] == "Replace":
+        return step.get("pattern") == {"String": " "} and bool(step.get("content"))
+    return step["type"] in _KEEPING_STEPS
+
+
+def _add_missing_tokens(
+    backend: tokenizers.Tokenizer,
+    declared: Sequence[tokenizers.AddedToken],
+    named: Mapping[str, str],
+) -> None:
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    for token in declared:
+        if token.content not in known:
+            backend.add_tokens([token])
+            known.add(token.content)
+    for content in named.values():
+        if content not in known:
+            backend.add_special_tokens([tokenizers.AddedToken(content, special=True)])
+            known.add(content)
 
 
 def _byte_level_alphabet() -> dict[str, int]:
@@ -165,91 +261,3 @@ def _byte_level_alphabet() -> dict[str, int]:
 
 
 _BYTE_OF_CHARACTER = _byte_level_alphabet()
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`; empty when there is no such file.
-
-    Raises:
-        ConfigError: the file is no JSON object.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} must hold a JSON object, it holds {type(value).__name__}")
-    return value
-
-
-def _token_content(value: object) -> str | None:
-    """A special token is written as its text, or as an object with its text as `content`."""
-    if isinstance(value, Mapping):
-        value = value.get("content")
-    return value if isinstance(value, str) else None
-
-
-def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    merged = {**read_json_object(folder / "special_tokens_map.json"), **config}
-    contents = {name: _token_content(merged.get(name)) for name in _NAMED_SPECIAL_TOKENS}
-    return {name: content for name, content in contents.items() if content is not None}
-
-
-def _add_missing_tokens(
-    backend: tokenizers.Tokenizer, config: Mapping[str, Any], special_tokens: Mapping[str, str]
-) -> None:
-    known = {token.content for token in backend.get_added_tokens_decoder().values()}
-    declared = config.get("added_tokens_decoder") or {}
-    for _, entry in sorted(declared.items(), key=lambda item: int(item[0])):
-        content = _token_content(entry)
-        if content is None or content in known:
-            continue
-        flags = {
-            name: bool(entry[name])
-            for name in ("single_word", "lstrip", "rstrip", "normalized", "special")
-            if isinstance(entry, Mapping) and name in entry
-        }
-        backend.add_tokens([tokenizers.AddedToken(content, **flags)])
-        known.add(content)
-    for content in special_tokens.values():
-        if content not in known:
-            backend.add_special_tokens([tokenizers.AddedToken(content, special=True)])
-            known.add(content)
-
-
-def _chat_template_source(folder: Path, config: Mapping[str, Any]) -> str | None:
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    value = config.get("chat_template")
-    if isinstance(value, list):
-        named = {entry.get("name"): entry.get("template") for entry in value}
-        value = named.get("default")
-    return value if isinstance(value, str) else None
-
-
-def _eos_token_ids(
-    folder: Path, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str]
-) -> list[int]:
-    """Ids that end a text: the tokenizer's, generation_config.json's and config.json's."""
-    found: list[int] = []
-    token = special_tokens.get("eos_token")
-    number = None if token is None else backend.token_to_id(token)
-    if number is not None:
-        found.append(number)
-    for name in ("generation_config.json", "config.json"):
-        value = read_json_object(folder / name).get("eos_token_id")
-        entries = value if isinstance(value, list) else [value]
-        found += [entry for entry in entries if isinstance(entry, int)]
-    return found
-
-
-def _default_sampling(folder: Path) -> dict[str, float]:
-    config = read_json_object(folder / "generation_config.json")
-    return {
-        name: config[name]
-        for name in _SAMPLING_OPTIONS
-        if isinstance(config.get(name), int | float) and not isinstance(config[name], bool)
-    }

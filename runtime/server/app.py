@@ -1,23 +1,25 @@
 """The HTTP application: routes, and every error in OpenAI's shape."""
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from importlib import metadata
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from vcli.runtime.engine.async_engine import AsyncEngine
+from vcli.runtime.engine.input_processor import TextPrompt
 from vcli.runtime.errors import RequestError
+from vcli.runtime.server.body import read_body
 from vcli.runtime.server.chat import create_chat_completion
 from vcli.runtime.server.completions import create_completion
 from vcli.runtime.server.errors import (
     error_response,
     json_response,
     plain_error_response,
-    validation_error_response,
 )
 from vcli.runtime.server.metrics import CONTENT_TYPE, ServerMetrics
 from vcli.runtime.server.protocol import (
@@ -42,13 +44,21 @@ def build_app(
 ) -> FastAPI:
     """The application over a started or yet unstarted `engine`, which it neither starts nor closes.
 
+    `version` is the installed one unless given.
     `server_info` is shown as it is by /server_info. The shared state is `app.state.server`.
     """
+    version = version or _installed_version()
     state = ServerState(
         engine=engine, served_name=served_name, server_info=server_info or {}, version=version
     )
     app = FastAPI(
-        title="vcli", version=version or "0", lifespan=_lifespan, docs_url=None, redoc_url=None
+        title="vcli",
+        version=version,
+        lifespan=_lifespan,
+        docs_url=None,
+        redoc_url=None,
+        # A redirect drops the body or the method in many clients; a 404 says what is wrong.
+        redirect_slashes=False,
     )
     app.state.server = state
     metrics.watch_engine(lambda: engine.stats)
@@ -57,6 +67,13 @@ def build_app(
     _add_token_routes(app, state)
     _add_operator_routes(app, state, metrics)
     return app
+
+
+def _installed_version() -> str:
+    try:
+        return metadata.version("vcli-toolkit")
+    except metadata.PackageNotFoundError:
+        return "unknown"
 
 
 @contextlib.asynccontextmanager
@@ -69,13 +86,12 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def known(request: Request, error: VcliError) -> Response:
         return error_response(error)
 
-    @app.exception_handler(RequestValidationError)
-    async def malformed(request: Request, error: RequestValidationError) -> Response:
-        return validation_error_response(error)
-
     @app.exception_handler(HTTPException)
     async def plain(request: Request, error: HTTPException) -> Response:
-        return plain_error_response(error.status_code, str(error.detail))
+        where = f"{request.method} {request.url.path}"
+        response = plain_error_response(error.status_code, f"{where}: {error.detail}")
+        response.headers.update(error.headers or {})
+        return response
 
     @app.exception_handler(Exception)
     async def bug(request: Request, error: Exception) -> Response:
@@ -86,20 +102,34 @@ def _add_error_handlers(app: FastAPI) -> None:
         return response
 
 
+_Handler = TypeVar("_Handler", bound=Callable[..., Awaitable[Response]])
+
+
+def _get(app: FastAPI, path: str) -> Callable[[_Handler], _Handler]:
+    """A route for GET, and for HEAD as HTTP has it; uvicorn leaves the body out."""
+
+    def add(handler: _Handler) -> _Handler:
+        app.get(path, response_model=None)(handler)
+        app.head(path, response_model=None, include_in_schema=False)(handler)
+        return handler
+
+    return add
+
+
 def _add_openai_routes(app: FastAPI, state: ServerState) -> None:
     @app.post("/v1/chat/completions", response_model=None)
-    async def chat_completions(body: ChatCompletionRequest) -> Response:
-        return await create_chat_completion(state, body)
+    async def chat_completions(request: Request) -> Response:
+        return await create_chat_completion(state, await read_body(request, ChatCompletionRequest))
 
     @app.post("/v1/completions", response_model=None)
-    async def completions(body: CompletionRequest) -> Response:
-        return await create_completion(state, body)
+    async def completions(request: Request) -> Response:
+        return await create_completion(state, await read_body(request, CompletionRequest))
 
-    @app.get("/v1/models", response_model=None)
+    @_get(app, "/v1/models")
     async def models() -> Response:
         return json_response({"object": "list", "data": [_model_card(state)]})
 
-    @app.get("/v1/models/{name:path}", response_model=None)
+    @_get(app, "/v1/models/{name:path}")
     async def model(name: str) -> Response:
         state.check_model(name)
         return json_response(_model_card(state))
@@ -121,7 +151,8 @@ def _add_token_routes(app: FastAPI, state: ServerState) -> None:
     tokenizer = state.engine.tokenizer
 
     @app.post("/tokenize", response_model=None)
-    async def tokenize(body: TokenizeRequest) -> Response:
+    async def tokenize(request: Request) -> Response:
+        body = await read_body(request, TokenizeRequest)
         state.check_model(body.model)
         if body.messages is not None:
             prompt = chat_prompt(
@@ -131,47 +162,60 @@ def _add_token_routes(app: FastAPI, state: ServerState) -> None:
             )
             token_ids = await state.engine.inputs.tokenize(prompt)
         elif body.prompt is not None:
-            token_ids = tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens)
+            token_ids = await state.engine.inputs.tokenize(
+                TextPrompt(text=body.prompt, add_special_tokens=body.add_special_tokens)
+            )
         else:
             raise RequestError("prompt or messages is needed", parameter="prompt")
-        texts = [tokenizer.token_text(token) for token in token_ids]
+        texts = None
+        if body.return_token_strs:
+            texts = await asyncio.to_thread(
+                lambda: [tokenizer.token_text(token) for token in token_ids]
+            )
         return json_response(
             {
                 "count": len(token_ids),
                 "max_model_len": state.engine.inputs.max_model_len,
                 "tokens": token_ids,
-                "token_strs": texts if body.return_token_strs else None,
+                "token_strs": texts,
             }
         )
 
     @app.post("/detokenize", response_model=None)
-    async def detokenize(body: DetokenizeRequest) -> Response:
+    async def detokenize(request: Request) -> Response:
+        body = await read_body(request, DetokenizeRequest)
         state.check_model(body.model)
         state.engine.inputs.check_token_ids(body.tokens, parameter="tokens")
+        if len(body.tokens) > state.engine.inputs.max_model_len:
+            raise RequestError(
+                f"tokens has {len(body.tokens)} ids, at most "
+                f"max_model_len={state.engine.inputs.max_model_len} are taken",
+                parameter="tokens",
+            )
         return json_response({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
 
 
 def _add_operator_routes(app: FastAPI, state: ServerState, metrics: ServerMetrics) -> None:
     probe = ReadinessProbe(state)
 
-    @app.get("/health", response_model=None)
+    @_get(app, "/health")
     async def health() -> Response:
         state.engine.check_alive()
         return Response(status_code=200)
 
-    @app.get("/ready", response_model=None)
+    @_get(app, "/ready")
     async def ready() -> Response:
         status, body = await probe.check()
         return json_response(body, status=status)
 
-    @app.get("/metrics", response_model=None)
+    @_get(app, "/metrics")
     async def metrics_text() -> Response:
         return Response(metrics.text(), media_type=CONTENT_TYPE)
 
-    @app.get("/version", response_model=None)
+    @_get(app, "/version")
     async def version() -> Response:
         return json_response({"version": state.version})
 
-    @app.get("/server_info", response_model=None)
+    @_get(app, "/server_info")
     async def server_info() -> Response:
         return json_response(state.server_info)

@@ -1,5 +1,6 @@
 """POST /v1/completions: one or several prompts, each with n choices."""
 
+import asyncio
 import contextlib
 import time
 import uuid
@@ -12,7 +13,7 @@ from vcli.runtime.engine.output_processor import OutputOptions, RequestOutput
 from vcli.runtime.errors import RequestError
 from vcli.runtime.messages import EngineRequest, TokenLogprobs
 from vcli.runtime.server.errors import json_response
-from vcli.runtime.server.protocol import CompletionRequest
+from vcli.runtime.server.protocol import MAX_PROMPTS, CompletionRequest
 from vcli.runtime.server.responses import (
     Completion,
     CompletionChoice,
@@ -37,10 +38,16 @@ async def create_completion(state: ServerState, body: CompletionRequest) -> Resp
     prompts = body.prompts()
     if not prompts:
         raise RequestError("prompt must not be an empty list", parameter="prompt")
+    if len(prompts) * body.n > MAX_PROMPTS:
+        raise RequestError(
+            f"n={body.n} choices of {len(prompts)} prompts are more than {MAX_PROMPTS}",
+            parameter="n",
+        )
     sampling = body.sampling(state.engine.inputs.default_sampling)
     request_id = f"cmpl-{uuid.uuid4().hex}"
     requests: list[EngineRequest] = []
     for place, prompt in enumerate(prompts):
+        await asyncio.sleep(0)  # short prompts are tokenised here, and others want their turn
         if isinstance(prompt, str):
             tokenised = await state.engine.inputs.tokenize(
                 TextPrompt(text=prompt, add_special_tokens=body.add_special_tokens)

@@ -3,14 +3,10 @@
 from typing import Any
 
 import msgspec
-from fastapi.exceptions import RequestValidationError
 from starlette.responses import Response
 
 from vcli.runtime.errors import EngineDeadError, RequestError
 from vcli.topology.errors import VcliError
-
-#: what pydantic writes into an error's path besides the fields: the source and tried union types
-_NO_FIELDS = frozenset({"body", "str", "list[int]", "list[str]", "list[list[int]]"})
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
@@ -32,6 +28,14 @@ class UnknownModelError(RequestError):
     """The request names a model that is not served here (404)."""
 
 
+class BodyTooLargeError(RequestError):
+    """The body of the request is longer than the server reads (413)."""
+
+
+class MediaTypeError(RequestError):
+    """The body of the request is not declared to be JSON (415)."""
+
+
 class DrainingError(VcliError):
     """The server is about to stop and takes no new requests (503)."""
 
@@ -42,6 +46,10 @@ def error_of(error: VcliError) -> tuple[int, ErrorBody]:
     match error:
         case UnknownModelError():
             status, kind, code = 404, "invalid_request_error", "model_not_found"
+        case BodyTooLargeError():
+            status, kind, code = 413, "invalid_request_error", "body_too_large"
+        case MediaTypeError():
+            status, kind, code = 415, "invalid_request_error", "unsupported_media_type"
         case RequestError():
             status, kind, code = 400, "invalid_request_error", "invalid_value"
         case EngineDeadError():
@@ -64,17 +72,6 @@ def plain_error_response(status: int, message: str) -> Response:
     """An HTTP error that no route made: an unknown path, a wrong method."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     return json_response(ErrorBody(ErrorDetail(message, kind, None, status)), status=status)
-
-
-def validation_error_response(error: RequestValidationError) -> Response:
-    """A body that does not fit the schema: 400, with the path of the first wrong field."""
-    first: dict[str, Any] = dict(error.errors()[0])
-    path = [str(part) for part in first.get("loc", ()) if str(part) not in _NO_FIELDS]
-    where = ".".join(path) or None
-    message = str(first.get("msg", "invalid"))
-    return error_response(
-        RequestError(message if where is None else f"{where}: {message}", parameter=where)
-    )
 
 
 def json_response(body: Any, *, status: int = 200) -> Response:

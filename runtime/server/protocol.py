@@ -1,13 +1,14 @@
 """OpenAI's requests as pydantic models, with vLLM's further sampling fields.
 
 Fields that nobody knows are ignored, as OpenAI-compatible servers do. Fields that ask for something
-vcli does not do are refused by name, unless they ask for nothing (`tools: []`).
+vcli does not do are refused by name, unless they ask for nothing (`tools: []`). A field that is
+null counts as left out.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictInt, model_validator
 
 from vcli.runtime.engine.input_processor import ChatPrompt
 from vcli.runtime.engine.output_processor import OutputOptions
@@ -28,6 +29,8 @@ _UNSUPPORTED_CHAT: Mapping[str, tuple[Any, ...]] = {
     "continue_final_message": (False,),
     "chat_template": (),
     "documents": ([],),
+    "echo": (False,),
+    "add_special_tokens": (False,),
 }
 _UNSUPPORTED_COMPLETION: Mapping[str, tuple[Any, ...]] = {
     "echo": (False,),
@@ -48,16 +51,50 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "allowed_token_ids": ([],),
     "bad_words": ([],),
     "logits_processors": ([],),
+    "truncate_prompt_tokens": (),
+    "priority": (0,),
+    "cache_salt": (),
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
+    "structural_tag": (),
+    "json_schema": (),
+    "length_penalty": (1, 1.0),
+    "early_stopping": (False,),
+    "spaces_between_special_tokens": (True,),
+    "detokenize": (True,),
+    "return_tokens_as_token_ids": (False,),
+    "return_token_ids": (False,),
+    "kv_transfer_params": ({},),
+    "vllm_xargs": ({},),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
 }
+_PROMPT_FORMS = (
+    "must be a string, a list of strings, a list of token ids or a list of lists of token ids"
+)
+MAX_PROMPTS = 2048  # of one request, each choice of each prompt
+
+_Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
-class StreamOptions(BaseModel):
+class _Body(BaseModel):
+    """A JSON object in which null is the same as nothing."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_nulls(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        return {name: value for name, value in values.items() if value is not None}
+
+
+class StreamOptions(_Body):
     """`include_usage` adds a last chunk with the token counts."""
 
     include_usage: bool = False
 
 
-class _GenerationRequest(BaseModel):
+class _GenerationRequest(_Body):
     """What chat and text completions share."""
 
     model_config = ConfigDict(extra="allow")
@@ -75,7 +112,7 @@ class _GenerationRequest(BaseModel):
     frequency_penalty: float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[StrictInt] | None = None
     ignore_eos: bool = False
     min_tokens: int = 0
     max_tokens: int | None = None
@@ -130,8 +167,15 @@ class ChatMessage(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    role: str
+    role: _Role
     content: str | list[dict[str, Any]] | None = None
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether it needs no content."""
+        extra = self.model_extra or {}
+        is_answer = self.role == "assistant"
+        return is_answer and any(extra.get(name) for name in ("tool_calls", "function_call"))
 
 
 class ChatCompletionRequest(_GenerationRequest):
@@ -167,10 +211,41 @@ class ChatCompletionRequest(_GenerationRequest):
         return self._sampling(defaults, max_tokens=limit, logprobs=logprobs)
 
 
+_CompletionPrompt = str | list[int] | list[str] | list[list[int]]
+
+
+def _checked_prompt(value: object) -> _CompletionPrompt:
+    """`value` when it is a prompt of one of the four forms, exactly (`true` is no token id)."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise ValueError(f"{_PROMPT_FORMS}, it is {_json_name(value)}")
+    if _are_token_ids(value):
+        return value
+    if len(value) > MAX_PROMPTS:
+        raise ValueError(f"has {len(value)} prompts, at most {MAX_PROMPTS} in one request")
+    if all(isinstance(entry, str) for entry in value):
+        return value
+    if all(isinstance(entry, list) and _are_token_ids(entry) for entry in value):
+        return value
+    raise ValueError(_PROMPT_FORMS)
+
+
+def _are_token_ids(entries: list[Any]) -> bool:
+    return all(type(entry) is int for entry in entries)
+
+
+def _json_name(value: object) -> str:
+    names = {type(None): "null or missing", bool: "a boolean", dict: "an object"}
+    return names.get(type(value), "a number")
+
+
 class CompletionRequest(_GenerationRequest):
     """Body of POST /v1/completions; without `max_tokens` it is 16, as OpenAI has it."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: Annotated[_CompletionPrompt, PlainValidator(_checked_prompt)] = Field(
+        default=None, validate_default=True
+    )
     logprobs: int | None = None
     add_special_tokens: bool = True
 
@@ -191,7 +266,7 @@ class CompletionRequest(_GenerationRequest):
         return self._sampling(defaults, max_tokens=self.max_tokens, logprobs=self.logprobs)
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(_Body):
     """Body of POST /tokenize: `prompt` or `messages`."""
 
     model: str | None = None
@@ -203,11 +278,11 @@ class TokenizeRequest(BaseModel):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(_Body):
     """Body of POST /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: list[StrictInt]
 
 
 def chat_prompt(
@@ -216,11 +291,14 @@ def chat_prompt(
     """The conversation for the chat template, contents as plain text."""
     plain = []
     for place, message in enumerate(messages):
-        entry = message.model_dump()
+        entry = {"role": message.role, **(message.model_extra or {})}
+        where = f"messages[{place}].content"
         if isinstance(message.content, list):
-            entry["content"] = _text_of_parts(message.content, f"messages[{place}].content")
-        elif message.content is None and not entry.get("tool_calls"):
-            entry["content"] = ""
+            entry["content"] = _text_of_parts(message.content, where)
+        elif message.content is not None:
+            entry["content"] = message.content
+        elif not message.calls_tools:
+            raise RequestError(f"{where} is required", parameter=where)
         plain.append(entry)
     return ChatPrompt(
         messages=plain, add_generation_prompt=add_generation_prompt, arguments=arguments

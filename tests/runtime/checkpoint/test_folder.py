@@ -1,6 +1,7 @@
 """Every fault of a model folder gives one message with the path and the next command."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,6 +36,16 @@ def _dangling(path: Path) -> None:
 def _directory(path: Path) -> None:
     path.unlink()
     path.mkdir()
+
+
+def _pipe(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def _device(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
 
 
 FAULTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
@@ -80,6 +91,35 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
         "git-lfs pointer",
         "git lfs pull",
     ),
+    "config nested": (
+        lambda f: (f / "config.json").write_text('{"a":' * 100_000 + "1" + "}" * 100_000),
+        "nested too deeply",
+        "again",
+    ),
+    "index out of the folder": (
+        lambda f: _index(f, {"a": "../other/model.safetensors"}),
+        "outside of the model's folder",
+        "again",
+    ),
+    "index from the root": (
+        lambda f: _index(f, {"a": "/etc/passwd"}),
+        "outside of the model's folder",
+        "again",
+    ),
+    "index of long names": (lambda f: _index(f, {"a": "x" * 5000}), "lacks xxx", "download"),
+    **{
+        f"pipe {name}": (lambda f, name=name: _pipe(f / name), f"{name} is a named pipe", "")
+        for name in (
+            "config.json",
+            "tokenizer.json",
+            "model.safetensors",
+            "model.safetensors.index.json",
+            "generation_config.json",
+            "tokenizer_config.json",
+            "chat_template.jinja",
+        )
+    },
+    "endless device": (lambda f: _device(f / "tokenizer.json"), "is a device, not a file", ""),
 }
 
 
@@ -125,3 +165,16 @@ def test_index_that_misplaces_a_tensor_is_told(folder: Path) -> None:
     check_folder(folder)
     with pytest.raises(ConfigError, match="lacks x, which"):
         check_weights(folder)
+
+
+def test_weights_that_became_a_pipe_are_refused_by_the_weight_check(folder: Path) -> None:
+    _pipe(folder / "model.safetensors")
+    with pytest.raises(ConfigError, match="is a named pipe"):
+        check_weights(folder)
+
+
+@pytest.mark.parametrize("length", [256, 5000])
+def test_a_name_that_no_folder_can_have_is_told(tmp_path: Path, length: int) -> None:
+    with pytest.raises(ConfigError, match=r"File name too long|does not exist") as caught:
+        check_folder(tmp_path / ("x" * length))
+    assert len(caught.value.message) < 400

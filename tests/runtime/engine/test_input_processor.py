@@ -49,6 +49,14 @@ def test_max_tokens_defaults_to_what_is_left_or_to_the_smaller_default(
         ({"max_tokens": 16}, "max_tokens"),
         ({"min_tokens": 16}, "min_tokens"),
         ({"temperature": -1.0}, "temperature"),
+        ({"top_k": 2**31}, "top_k"),
+        ({"top_k": 10**5000}, "top_k"),
+        ({"min_tokens": 2**64}, "min_tokens"),
+        ({"max_tokens": 2**64}, "max_tokens"),
+        ({"seed": 10**5000}, "seed"),
+        ({"logprobs": 10**5000}, "logprobs"),
+        ({"stop_token_ids": (2**64,)}, "stop_token_ids"),
+        ({"stop": ("a\ud800",)}, "stop"),
         ({"stop_token_ids": (259,)}, None),
         ({"stop_token_ids": (100000,)}, "stop_token_ids"),
     ],
@@ -102,4 +110,24 @@ def test_every_form_of_prompt_is_tokenised(inputs: InputProcessor) -> None:
     chat = inputs.tokenizer.encode_messages([message])
     assert tokens([message]) == tokens(ChatPrompt(messages=[message])) == chat
     long = "hello " * 2000  # goes through a thread
-    assert tokens(long) == inputs.tokenizer.encode(long)
+    roomy = InputProcessor(inputs.tokenizer, max_model_len=12000)
+    assert asyncio.run(roomy.tokenize(long)) == inputs.tokenizer.encode(long)
+
+
+@pytest.mark.parametrize("length", [1, 100_000])
+def test_half_a_surrogate_pair_is_refused_in_every_form_of_prompt(
+    inputs: InputProcessor, length: int
+) -> None:
+    text = "a" * length + "\ud800"
+    for prompt in (text, TextPrompt(text=text), [{"role": "user", "content": text}]):
+        with pytest.raises(RequestError, match="U\\+D800"):
+            asyncio.run(inputs.tokenize(prompt))
+
+
+def test_longest_text_that_can_fit_is_tokenised_and_one_byte_more_is_not(
+    inputs: InputProcessor,
+) -> None:
+    limit = 20 * len("<|start|>")  # its longest token
+    assert len(asyncio.run(inputs.tokenize("<|start|>" * 20))) == 20
+    with pytest.raises(RequestError, match=rf"{limit + 1} bytes.*max_model_len=20 .*{limit} bytes"):
+        asyncio.run(inputs.tokenize("<|start|>" * 20 + "a"))

@@ -36,6 +36,19 @@ def error_of(served: Serving, path: str, body: dict[str, object], status: int = 
         ("seed", 2**70),
         ("stop", [""]),
         ("stop_token_ids", [99999]),
+        ("stop_token_ids", [2**64]),
+        ("stop_token_ids", [1] * 1025),
+        ("stop", ["a"] * 65),
+        ("stop", "a" * 5000),
+        ("top_k", 2**31),
+        ("top_k", 2**64),
+        ("top_k", 10**4000),
+        ("max_tokens", 2**64),
+        ("min_tokens", 2**64),
+        ("n", 2**64),
+        ("temperature", 10**400),
+        ("truncate_prompt_tokens", 5),
+        ("cache_salt", "x"),
         ("presence_penalty", 3),
         ("logit_bias", {"5": 1}),
         ("best_of", 2),
@@ -94,12 +107,13 @@ def test_unsupported_completion_field_is_refused_unless_it_asks_for_nothing(
         ("/v1/completions", {**TEXT, "prompt": [1] * 200}, "prompt"),
         ("/v1/completions", {**TEXT, "prompt": 5}, "prompt"),
         ("/v1/completions", {**TEXT, "stop": 5}, "stop"),
+        ("/v1/completions", {**TEXT, "stop_token_ids": [True]}, "stop_token_ids[0]"),
         ("/v1/completions", {**TEXT, "temperature": "hot"}, "temperature"),
         ("/v1/chat/completions", {"model": NAME, "messages": []}, "messages"),
         (
             "/v1/chat/completions",
             {"model": NAME, "messages": [{"content": "x"}]},
-            "messages.0.role",
+            "messages[0].role",
         ),
         (
             "/v1/chat/completions",
@@ -120,6 +134,57 @@ def test_body_that_is_no_json_is_400(served: Serving) -> None:
     )
     assert answer.status_code == 400
     assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+NO_PROMPTS = [None, 5, True, {}, [True], [1.0], [1, "a"], ["a", 1], [[1], "a"], [[1.0]], [[True]]]
+
+
+@pytest.mark.parametrize("prompt", NO_PROMPTS, ids=str)
+def test_prompt_of_no_known_form_is_refused_with_the_forms(served: Serving, prompt: object) -> None:
+    error = error_of(served, "/v1/completions", {"prompt": prompt})
+    assert error["param"] == "prompt"
+    for form in ("string", "list of strings", "list of token ids", "list of lists of token ids"):
+        assert form in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("message", "parameter"),
+    [
+        ({"role": "wizard", "content": "x"}, "messages[0].role"),
+        ({"role": None, "content": "x"}, "messages[0].role"),
+        ({"role": "user"}, "messages[0].content"),
+        ({"role": "user", "content": None}, "messages[0].content"),
+        ({"role": "user", "tool_calls": [{}]}, "messages[0].content"),
+        ({"role": "assistant", "tool_calls": []}, "messages[0].content"),
+    ],
+)
+def test_message_of_unknown_role_or_without_content_is_refused(
+    served: Serving, message: dict[str, object], parameter: str
+) -> None:
+    for path in ("/v1/chat/completions", "/tokenize"):
+        assert error_of(served, path, {"messages": [message]})["param"] == parameter
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        *("model", "n", "stream", "stream_options", "temperature", "top_k", "seed", "stop"),
+        *("stop_token_ids", "ignore_eos", "min_tokens", "max_tokens", "skip_special_tokens"),
+        *("include_stop_str_in_output", "logprobs", "chat_template_kwargs", "nobody_knows"),
+        *("add_special_tokens", "add_generation_prompt", "truncate_prompt_tokens"),
+    ],
+)
+def test_null_is_the_same_as_nothing_on_both_routes(served: Serving, field: str) -> None:
+    for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)):
+        answer = served.post(path, **{**body, field: None})
+        assert answer.status_code == 200, answer.text
+        assert len(answer.json()["choices"]) == 1
+
+
+def test_more_prompts_and_choices_than_one_request_may_have_are_refused(served: Serving) -> None:
+    many = error_of(served, "/v1/completions", {"prompt": ["a"] * 2049})
+    assert (many["param"], "2048" in many["message"]) == ("prompt", True)
+    assert error_of(served, "/v1/completions", {"prompt": ["a"] * 100, "n": 100})["param"] == "n"
 
 
 def test_prompt_too_long_tells_both_numbers(served: Serving) -> None:

@@ -1,9 +1,14 @@
 """Health, readiness, metrics and the small routes."""
 
 import re
+from importlib import metadata
 
 from tests.support.serving_core import NAME, Serving
 from vcli.runtime.engine.tokenizer import Tokenizer
+from vcli.runtime.server.app import build_app
+from vcli.runtime.server.metrics import ServerMetrics
+
+GET_ROUTES = ("/health", "/ready", "/metrics", "/version", "/server_info", "/v1/models")
 
 
 def samples(served: Serving) -> dict[str, float]:
@@ -16,6 +21,24 @@ def test_health_version_and_server_info(served: Serving) -> None:
     assert served.http.get("/health").status_code == 200
     assert served.http.get("/version").json() == {"version": "1.2.3"}
     assert served.http.get("/server_info").json() == {"plan": {"world_size": 1}}
+
+
+def test_head_is_get_without_a_body(served: Serving) -> None:
+    for path in (*GET_ROUTES, f"/v1/models/{NAME}"):
+        answer = served.http.head(path)
+        assert (answer.status_code, answer.content) == (200, b""), path
+
+
+def test_version_is_the_installed_one_unless_given(served: Serving) -> None:
+    app = build_app(served.engine, served_name=NAME, metrics=ServerMetrics(NAME))
+    assert app.state.server.version == metadata.version("vcli-toolkit")
+
+
+def test_detokenize_takes_no_more_ids_than_the_model_has_places(served: Serving) -> None:
+    answer = served.post("/detokenize", tokens=[1] * 201)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "tokens"
+    assert served.post("/detokenize", tokens=[True]).status_code == 400
 
 
 def test_ready_names_the_ranks_that_did_not_answer_and_asks_once_a_second(start) -> None:
