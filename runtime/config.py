@@ -30,7 +30,7 @@ class CacheConfig:
     """Tokens per KV block."""
     enable_prefix_caching: bool = True
     kv_cache_memory_bytes: int | None = None
-    """Bytes for the KV cache of each rank; None: measured (GPU) or a quarter of what is free (CPU)."""
+    """Bytes for the KV cache of each rank; None: measured, a quarter of the free on CPU."""
     gpu_memory_utilization: float = 0.9
     """Part of a GPU's memory that vcli may fill, weights and activations included."""
 
@@ -42,6 +42,8 @@ class SchedulerConfig:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     enable_chunked_prefill: bool = True
+    async_scheduling: bool | None = None
+    """Prepare a step while the one before it runs; None: where the back end can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,23 @@ class DeadlineConfig:
     """One step on all ranks."""
     shutdown_s: float = 5.0
     """From the request to stop until SIGKILL."""
+    stall_s: float = 60.0
+    """A step that takes so long is stuck: all stacks, and who is behind, are told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchedRank:
+    """Who this process is, by the word of what started it (torchrun, mpirun)."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    master_addr: str
+    master_port: int
+    is_store_hosted: bool = False
+    """The launcher runs the rendezvous store itself; else rank 0 does."""
+    store_prefix: str = ""
+    """Keeps the keys of this attempt apart from those of an earlier one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,4 +90,6 @@ class EngineConfig:
     worker_extension_cls: str | None = None
     """`module:Class` or `module.Class` whose public methods are added to the worker's."""
     enforce_eager: bool = False
+    launched: LaunchedRank | None = None
+    """For the back end `external_launcher`."""
     log_level: str = "INFO"

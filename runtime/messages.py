@@ -8,7 +8,7 @@ A request is a string id for the client and a small number inside the engine, so
 request costs a few bytes per step.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -136,11 +136,19 @@ class NewRequestData(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
     eos_token_ids: tuple[int, ...] = ()
 
 
+NOT_SAMPLED: Final = -1
+"""In place of a token: the request sampled none (a prompt chunk)."""
+
+OWN_SAMPLE: Final = -2
+"""In place of a token: the one that the worker itself sampled in the request's last step."""
+
+
 class RunningRequests(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Columns over the requests that the workers know and that run in this step.
 
-    `token_ids[i]` is the token sampled in the last step of the request, or -1 when it sampled none
-    (a prompt chunk came before). `new_block_ids[i]` are appended to the request's block table.
+    `token_ids[i]` is the token sampled in the last step of the request, `NOT_SAMPLED` when it
+    sampled none, or `OWN_SAMPLE` after a step with `keeps_samples`: the scheduler may not know the
+    token yet. `new_block_ids[i]` are appended to the request's block table.
     """
 
     numbers: list[int] = []
@@ -155,7 +163,8 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True
     A request samples a token in this step when its computed and scheduled tokens together reach
     all of its tokens. `removed` are finished, aborted or preempted: the workers forget them before
     anything else. With `defer_sampling` the model runs and `execute_model` gives None;
-    `sample_tokens` then samples (needed when a grammar mask is computed meanwhile).
+    `sample_tokens` then samples (needed when a grammar mask is computed meanwhile). With
+    `keeps_samples` every rank keeps what is sampled, and later steps name it by `OWN_SAMPLE`.
     """
 
     step: int
@@ -164,6 +173,7 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True
     num_scheduled_tokens: list[int]
     removed: list[int] = []
     defer_sampling: bool = False
+    keeps_samples: bool = False
 
     @property
     def total_num_scheduled_tokens(self) -> int:

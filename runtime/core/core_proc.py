@@ -15,7 +15,7 @@ import threading
 import time
 from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -31,6 +31,7 @@ from vcli.runtime.core.core_events import (
 )
 from vcli.runtime.core.engine_core import EngineCore
 from vcli.runtime.core.failure_cause import FailureCause
+from vcli.runtime.core.overlap import decide_overlap
 from vcli.runtime.core.request import FinishReason
 from vcli.runtime.core.scheduler import ended_output
 from vcli.runtime.core.utility_calls import UtilityCalls
@@ -48,7 +49,13 @@ from vcli.runtime.messages import (
     UtilityCall,
 )
 from vcli.runtime.process.child import ChildContext
+from vcli.runtime.process.fork_client import starter_of
+from vcli.runtime.process.starter import Starter
+from vcli.runtime.worker.watchdog import Watchdog
 from vcli.topology.errors import ExitStatus
+
+if TYPE_CHECKING:
+    from vcli.runtime.executor.node_messages import NodeLinks
 
 logger = get_logger(__name__)
 
@@ -59,14 +66,28 @@ _STEP_GRACE_S = 5.0
 """Beyond the executor's own deadline for a step, before the loop gives up by itself."""
 
 
-def core_main(context: ChildContext, config: EngineConfig, client_fd: int) -> None:
+def core_main(
+    context: ChildContext, config: EngineConfig, client_fd: int, nodes: "NodeLinks | None" = None
+) -> None:
     """Be the engine core behind the socket `client_fd` until it is told to stop.
+
+    `nodes` is how it reaches the ranks on other nodes, if there are any.
 
     Raises:
         SystemExit: the exit status, when the core ended because something failed.
     """
-    executor_class = get_executor_class(config.plan.backend.value)
-    core = EngineCoreProc(context, config, socket.socket(fileno=client_fd), executor_class)
+    backend = config.plan.backend.value if nodes is None else "multinode"
+    executor_class = get_executor_class(backend)
+    client = socket.socket(fileno=client_fd)
+    core = EngineCoreProc(
+        context,
+        config,
+        client,
+        executor_class,
+        starter=starter_of(context),
+        watchdog=Watchdog(config.deadlines.stall_s),
+        nodes=nodes,
+    )
     core.handle_sigterm()
     status = core.run()
     if status is not ExitStatus.OK:
@@ -82,13 +103,25 @@ class EngineCoreProc:
         config: EngineConfig,
         client: socket.socket,
         executor_class: type[Executor],
+        *,
+        starter: Starter | None = None,
+        watchdog: Watchdog | None = None,
+        nodes: "NodeLinks | None" = None,
     ) -> None:
+        """`watchdog` belongs to the process, so only one that is the core's own may have it."""
         self._context = context
         self._config = config
         self._inbox: SimpleQueue[CoreEvent] = SimpleQueue()
         self._channel = ClientChannel(client, self._inbox)
         self._cause = FailureCause(context.title)
+        # Before anything is started: what was asked for may be impossible.
+        decide_overlap(config, backend_can_overlap=executor_class.can_overlap_steps)
         self._executor = executor_class(config, on_message=self._on_worker_message)
+        if starter is not None:
+            self._executor.use_starter(starter)
+        if nodes is not None:
+            self._executor.use_nodes(nodes)
+        self._watchdog = watchdog
         self._is_ready = False
         self._is_draining = False
         self._is_stopping = False
@@ -172,6 +205,8 @@ class EngineCoreProc:
             "executor": type(self._executor).__name__,
             "prefix_caching": self._config.cache.enable_prefix_caching,
             "chunked_prefill": self._config.scheduler.enable_chunked_prefill,
+            "async_scheduling": self._engine.overlap.keeps_samples,
+            "steps_in_flight": self._engine.overlap.num_steps,
             "max_num_seqs": self._config.scheduler.max_num_seqs,
             "max_num_batched_tokens": self._config.scheduler.max_num_batched_tokens,
         }
@@ -194,15 +229,24 @@ class EngineCoreProc:
             self._start_steps()
             if self._is_stopping or (self._is_draining and not self._engine.has_unfinished):
                 return
-            self._handle(self._next_event())
+            # Two steps may be done at once, and their events are taken together.
+            if not self._is_oldest_step_done():
+                self._handle(self._next_event())
             self._handle_queued_events()
-            oldest = self._engine.oldest_step
-            if oldest is not None and oldest.done():
+            if self._is_oldest_step_done():
                 self._publish(self._engine.finish_step())
+                if self._watchdog is not None and self._engine.oldest_step is None:
+                    self._watchdog.end()
+
+    def _is_oldest_step_done(self) -> bool:
+        oldest = self._engine.oldest_step
+        return oldest is not None and oldest.done()
 
     def _start_steps(self) -> None:
         while (future := self._engine.start_step()) is not None:
             self._step_started_s = time.monotonic()
+            if self._watchdog is not None:
+                self._watchdog.begin()
             future.add_done_callback(lambda _: self._inbox.put(StepDone()))
 
     def _next_event(self) -> CoreEvent:

@@ -3,9 +3,7 @@
     start_step:   schedule -> execute_model (returns at once) -> in flight
     finish_step:  oldest step in flight -> result (none: sample_tokens) -> update
 
-Between the two, requests may come and go. `max_steps_in_flight` is 1: one step is finished before
-the next is started. Pipeline stages and overlapped scheduling need more; nothing here or in the
-scheduler depends on the number.
+Between the two, requests may come and go. `overlap` says how many steps may be in flight.
 """
 
 from collections import deque
@@ -15,6 +13,7 @@ from dataclasses import dataclass
 
 from vcli.runtime.config import EngineConfig
 from vcli.runtime.core.kv_config import plan_kv_cache
+from vcli.runtime.core.overlap import decide_overlap
 from vcli.runtime.core.scheduler import Scheduler
 from vcli.runtime.errors import RequestError
 from vcli.runtime.executor.base import Executor
@@ -43,16 +42,19 @@ class EngineCore:
     up, which takes seconds.
     """
 
-    def __init__(
-        self, config: EngineConfig, executor: Executor, *, max_steps_in_flight: int = 1
-    ) -> None:
+    def __init__(self, config: EngineConfig, executor: Executor) -> None:
+        self.overlap = decide_overlap(config, backend_can_overlap=executor.can_overlap_steps)
         self.kv_config = initialize_kv_cache(config, executor)
         self.scheduler = Scheduler(
-            config.scheduler, config.cache, self.kv_config, config.model.max_model_len
+            config.scheduler,
+            config.cache,
+            self.kv_config,
+            config.model.max_model_len,
+            num_stages=self.overlap.num_stages,
+            keeps_samples=self.overlap.keeps_samples,
         )
         self._executor = executor
         self._vocab_size = config.model.spec.vocab_size
-        self._max_steps_in_flight = max_steps_in_flight
         self._in_flight: deque[_StepInFlight] = deque()
 
     @property
@@ -86,8 +88,10 @@ class EngineCore:
 
     def start_step(self) -> "Future[ModelRunnerOutput | None] | None":
         """Hand the next step to the workers; None if there is none or enough are in flight."""
-        if len(self._in_flight) >= self._max_steps_in_flight:
+        if len(self._in_flight) >= self.overlap.num_steps:
             return None
+        if self._in_flight and self._in_flight[-1].output.defer_sampling:
+            return None  # the workers sample it before they take another
         output = self.scheduler.schedule()
         if output is None:
             if self.scheduler.has_unfinished and not self._in_flight:

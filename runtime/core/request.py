@@ -3,7 +3,7 @@
 from enum import StrEnum
 
 from vcli.runtime.errors import RequestError
-from vcli.runtime.messages import EngineRequest
+from vcli.runtime.messages import NOT_SAMPLED, EngineRequest
 
 
 class RequestStatus(StrEnum):
@@ -37,6 +37,9 @@ class Request:
         token_ids   |<------- prompt ------->|<---- generated ---->|
         computed    |<- num_confirmed_tokens ->|<- in flight ->|
                     |<-------- num_computed_tokens ----------->|
+
+    Where the workers keep what they sample, tokens may be computed that are not known here yet:
+    `num_unknown_tokens` follow after `token_ids` once the steps in flight have sampled them.
     """
 
     __slots__ = (
@@ -48,6 +51,7 @@ class Request:
         "num_in_flight_tokens",
         "num_prompt_tokens",
         "num_shared_blocks",
+        "num_unknown_tokens",
         "number",
         "request_id",
         "sampling",
@@ -77,14 +81,15 @@ class Request:
         self.number = -1
         self.num_computed_tokens = 0
         self.num_in_flight_tokens = 0
+        self.num_unknown_tokens = 0
         self.num_cached_tokens = 0
         """Prompt tokens that the prefix cache gave at the first admission."""
         self.block_hashes: list[bytes] = []
         """Hashes of the full blocks of `token_ids`, as many as were needed so far."""
         self.num_shared_blocks = 0
         """Leading blocks that were offered to the prefix cache since the last admission."""
-        self.unsent_token_id = -1
-        """The sampled token that the workers have not been told yet, or -1."""
+        self.unsent_token_id = NOT_SAMPLED
+        """The sampled token that the workers have not been told yet, as they will be told."""
         self.was_admitted = False
         self.was_output = False
 
@@ -100,8 +105,12 @@ class Request:
 
     @property
     def num_pending_tokens(self) -> int:
-        """Tokens that are neither computed nor in flight."""
-        return len(self.token_ids) - self.num_computed_tokens
+        """Tokens that are neither computed nor in flight, and that the workers have.
+
+        The last token that a request may have ends it, so nothing is computed from it.
+        """
+        num_tokens = len(self.token_ids) + self.num_unknown_tokens
+        return min(num_tokens, self.max_total_tokens - 1) - self.num_computed_tokens
 
     @property
     def num_confirmed_tokens(self) -> int:
@@ -114,13 +123,13 @@ class Request:
         self.number = -1
         self.num_computed_tokens = 0
         self.num_in_flight_tokens = 0
+        self.num_unknown_tokens = 0
         self.num_shared_blocks = 0
-        self.unsent_token_id = -1
+        self.unsent_token_id = NOT_SAMPLED
 
     def append_token(self, token_id: int) -> tuple[FinishReason | None, int | None]:
         """Take a sampled token; gives the reason if it ends the request, and the ending token."""
         self.token_ids.append(token_id)
-        self.unsent_token_id = token_id
         if self.num_generated_tokens >= self.sampling.min_tokens and (
             token_id in self.eos_token_ids or token_id in self.stop_token_ids
         ):

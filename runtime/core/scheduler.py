@@ -6,7 +6,9 @@ blocks last. When a running request finds no block, the one that arrived last gi
 back and is computed again later.
 
 Steps may overlap: `schedule()` counts tokens as computed at once and as in flight until
-`update_from_output()`; a request whose next token is still in flight is left out.
+`update_from_output()`. A request whose next token is still in flight is left out, or, where the
+workers keep what they sample, goes on with it unseen: should that token end the request, the
+further ones in flight are dropped when they come.
 
 Order that holds at all times: everything that runs arrived before everything that waits.
 """
@@ -54,7 +56,11 @@ class Scheduler:
         cache: CacheConfig,
         kv: KVCacheConfig,
         max_model_len: int,
+        *,
+        num_stages: int = 1,
+        keeps_samples: bool = False,
     ) -> None:
+        """`num_stages` steps run at the same time, so each takes its part of the requests."""
         if kv.num_blocks * kv.block_size < max_model_len:
             raise ValueError(
                 f"{kv.num_blocks} blocks of {kv.block_size} tokens do not hold {max_model_len}"
@@ -64,6 +70,8 @@ class Scheduler:
         self._max_running = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._has_chunked_prefill = config.enable_chunked_prefill
         self._max_model_len = max_model_len
+        self._num_stages = num_stages
+        self._keeps_samples = keeps_samples
         self._kv = KVCacheManager(
             kv.num_blocks, kv.block_size, enable_prefix_caching=cache.enable_prefix_caching
         )
@@ -120,7 +128,7 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput | None:
         """The next step, or None when there is nothing to compute (all waits for results)."""
-        builder = StepBuilder(self._max_tokens_per_step)
+        builder = StepBuilder(self._max_tokens_per_step, keeps_samples=self._keeps_samples)
         has_preempted = self._schedule_running(builder)
         if not has_preempted:
             self._schedule_waiting(builder)
@@ -200,8 +208,14 @@ class Scheduler:
     def _schedule_running(self, builder: StepBuilder) -> bool:
         """Give every running request its tokens; gives whether any was preempted."""
         num_preemptions = self._counters.preemptions
+        # One step with everybody would leave all pipeline stages but one without work.
+        max_rows = -(-len(self._running) // self._num_stages)
         index = 0
-        while index < len(self._running) and builder.num_tokens_left > 0:
+        while (
+            index < len(self._running)
+            and builder.num_tokens_left > 0
+            and builder.num_running < max_rows
+        ):
             request = self._running[index]
             num_tokens = min(request.num_pending_tokens, builder.num_tokens_left)
             if num_tokens > 0:  # else its next token is in flight
@@ -303,6 +317,10 @@ class Scheduler:
     ) -> EngineOutput:
         self._counters.generation_tokens += 1
         reason, stop_token_id = request.append_token(token_id)
+        if self._keeps_samples:
+            request.num_unknown_tokens -= 1
+        else:
+            request.unsent_token_id = token_id
         num_cached_tokens = 0 if request.was_output else request.num_cached_tokens
         request.was_output = True
         if reason is not None:

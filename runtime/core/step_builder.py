@@ -3,14 +3,21 @@
 from collections.abc import Sequence
 
 from vcli.runtime.core.request import Request
-from vcli.runtime.messages import NewRequestData, RunningRequests, SchedulerOutput
+from vcli.runtime.messages import (
+    NOT_SAMPLED,
+    OWN_SAMPLE,
+    NewRequestData,
+    RunningRequests,
+    SchedulerOutput,
+)
 
 
 class StepBuilder:
     """Rows of the coming `SchedulerOutput`, and what is left of its token budget."""
 
-    def __init__(self, max_tokens: int) -> None:
+    def __init__(self, max_tokens: int, *, keeps_samples: bool = False) -> None:
         self.num_tokens_left = max_tokens
+        self._keeps_samples = keeps_samples
         self._new: list[NewRequestData] = []
         self._new_scheduled: list[int] = []
         self._numbers: list[int] = []
@@ -23,6 +30,11 @@ class StepBuilder:
     def is_empty(self) -> bool:
         """Whether no request has a row."""
         return not self._new and not self._numbers
+
+    @property
+    def num_running(self) -> int:
+        """Rows of requests that the workers know."""
+        return len(self._numbers)
 
     def add_new(self, request: Request, block_ids: Sequence[int], num_tokens: int) -> None:
         """A row for a request that the workers do not know, with everything about it."""
@@ -62,10 +74,15 @@ class StepBuilder:
             ),
             num_scheduled_tokens=self._new_scheduled + self._running_scheduled,
             removed=removed,
+            keeps_samples=self._keeps_samples,
         )
 
     def _count(self, request: Request, num_tokens: int) -> None:
-        request.unsent_token_id = -1
+        request.unsent_token_id = NOT_SAMPLED
         request.num_computed_tokens += num_tokens
         request.num_in_flight_tokens += num_tokens
         self.num_tokens_left -= num_tokens
+        if self._keeps_samples and request.num_pending_tokens == 0:
+            # The step samples the next token, which may be scheduled before it is known here.
+            request.num_unknown_tokens += 1
+            request.unsent_token_id = OWN_SAMPLE

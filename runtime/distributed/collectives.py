@@ -4,22 +4,27 @@ Every rank of the group must call the same operations in the same order. A peer 
 come ends the call with torch's error after the timeout that the group was built with.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from vcli.runtime.distributed.group import GroupHandle
+from vcli.runtime.ipc.codec import decode, encode
 
 
 def all_reduce(tensor: torch.Tensor, group: GroupHandle) -> torch.Tensor:
     """The sum of `tensor` over the group, on every rank; may overwrite `tensor`."""
     if group.size == 1:
         return tensor
-    if group.communicator is not None:
-        return group.communicator.all_reduce(tensor)
-    dist.all_reduce(tensor, group=_channel(group, tensor))
+    with _traced(group, "all_reduce"):
+        if group.communicator is not None:
+            return group.communicator.all_reduce(tensor)
+        dist.all_reduce(tensor, group=_channel(group, tensor))
     return tensor
 
 
@@ -27,12 +32,50 @@ def all_gather(tensor: torch.Tensor, group: GroupHandle, dim: int = -1) -> torch
     """The equally shaped tensors of all ranks, concatenated along `dim` in rank order."""
     if group.size == 1:
         return tensor
-    if group.communicator is not None:
-        return group.communicator.all_gather(tensor, dim)
-    tensor = tensor.contiguous()
-    parts = [torch.empty_like(tensor) for _ in range(group.size)]
-    dist.all_gather(parts, tensor, group=_channel(group, tensor))
+    with _traced(group, "all_gather"):
+        if group.communicator is not None:
+            return group.communicator.all_gather(tensor, dim)
+        tensor = tensor.contiguous()
+        parts = [torch.empty_like(tensor) for _ in range(group.size)]
+        dist.all_gather(parts, tensor, group=_channel(group, tensor))
     return torch.cat(parts, dim=dim)
+
+
+def broadcast(tensor: torch.Tensor, group: GroupHandle, *, src_rank_in_group: int = 0) -> None:
+    """Overwrites `tensor` (contiguous, one shape on all ranks) with the source rank's."""
+    if group.size == 1:
+        return
+    with _traced(group, "broadcast"):
+        if group.communicator is not None:
+            parts = group.communicator.all_gather(tensor.unsqueeze(0), 0)
+            tensor.copy_(parts[src_rank_in_group])
+            return
+        src = group.ranks[src_rank_in_group]
+        dist.broadcast(tensor, src=src, group=_channel(group, tensor))
+
+
+def broadcast_object(obj: Any, group: GroupHandle, *, src_rank_in_group: int = 0) -> Any:
+    """The source rank's `obj` on every rank; what the others pass is not looked at.
+
+    Through shared memory where the group has it on one machine, else as bytes in a tensor.
+    """
+    if group.size == 1:
+        return obj
+    objects = group.objects
+    if objects is not None and objects.is_local:
+        with _traced(group, "broadcast_object"):
+            return objects.broadcast(obj, src_rank_in_group)
+    is_source = group.rank_in_group == src_rank_in_group
+    packed = msgspec.msgpack.encode(list(map(bytes, encode(obj)))) if is_source else b""
+    size = torch.tensor([len(packed)])
+    broadcast(size, group, src_rank_in_group=src_rank_in_group)
+    data = torch.empty(int(size), dtype=torch.uint8)
+    if is_source:
+        data = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+    broadcast(data, group, src_rank_in_group=src_rank_in_group)
+    if is_source:
+        return obj
+    return decode(msgspec.msgpack.decode(data.numpy().tobytes(), type=list[bytes]))
 
 
 def send_tensors(tensors: Mapping[str, torch.Tensor], group: GroupHandle) -> None:
@@ -40,12 +83,12 @@ def send_tensors(tensors: Mapping[str, torch.Tensor], group: GroupHandle) -> Non
     assert not group.is_last, "the last rank of a pipeline has no next one"
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
-        if group.communicator is not None:
-            group.communicator.send(tensor, group.rank_in_group + 1)
-        else:
-            dist.send(
-                tensor, group=_channel(group, tensor), dst=group.ranks[group.rank_in_group + 1]
-            )
+        with _traced(group, "send"):
+            if group.communicator is not None:
+                group.communicator.send(tensor, group.rank_in_group + 1)
+            else:
+                dst = group.ranks[group.rank_in_group + 1]
+                dist.send(tensor, group=_channel(group, tensor), dst=dst)
 
 
 def recv_tensors(
@@ -55,12 +98,12 @@ def recv_tensors(
     assert not group.is_first, "the first rank of a pipeline has no previous one"
     for name in sorted(buffers):
         buffer = buffers[name]
-        if group.communicator is not None:
-            group.communicator.recv(buffer, group.rank_in_group - 1)
-        else:
-            dist.recv(
-                buffer, group=_channel(group, buffer), src=group.ranks[group.rank_in_group - 1]
-            )
+        with _traced(group, "recv"):
+            if group.communicator is not None:
+                group.communicator.recv(buffer, group.rank_in_group - 1)
+            else:
+                src = group.ranks[group.rank_in_group - 1]
+                dist.recv(buffer, group=_channel(group, buffer), src=src)
     return dict(buffers)
 
 
@@ -69,6 +112,17 @@ def barrier(group: GroupHandle) -> None:
     if group.size == 1:
         return
     all_reduce(torch.zeros(1), group)
+
+
+@contextmanager
+def _traced(group: GroupHandle, operation: str) -> Iterator[None]:
+    if group.trace is None:
+        yield
+        return
+    group.trace.enter(operation, group.kind)
+    yield
+    # Not after an error: the peer that broke this is what one wants to know.
+    group.trace.leave()
 
 
 def _channel(group: GroupHandle, tensor: torch.Tensor) -> ProcessGroup:

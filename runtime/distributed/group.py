@@ -1,7 +1,7 @@
 """One process group as this rank sees it. It knows no layout: who is in it comes from the plan."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.distributed import ProcessGroup
@@ -25,6 +25,27 @@ class Communicator(Protocol):
         """Fills `buffer` with what that rank sent next."""
 
 
+class ObjectChannel(Protocol):
+    """What can carry Python objects between the ranks of one group faster than tensors do."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it reaches all ranks; may be a collective."""
+
+    def broadcast(self, obj: Any, src_rank_in_group: int) -> Any:
+        """The source's `obj`, on every rank."""
+
+
+class CollectiveTrace(Protocol):
+    """Is told of every collective, for finding out who does not come to one."""
+
+    def enter(self, operation: str, kind: str) -> None:
+        """This rank is about to wait for its peers of the group `kind`."""
+
+    def leave(self) -> None:
+        """All of them came."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupHandle:
     """A group of global `ranks` and the place of this rank in it.
@@ -40,6 +61,8 @@ class GroupHandle:
     device_group: ProcessGroup | None = None
     cpu_group: ProcessGroup | None = None
     communicator: Communicator | None = None
+    objects: ObjectChannel | None = None
+    trace: CollectiveTrace | None = None
 
     @property
     def size(self) -> int:

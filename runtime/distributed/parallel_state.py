@@ -10,7 +10,8 @@ from typing import Literal
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from vcli.runtime.distributed.group import GroupHandle, single_rank_group
+from vcli.runtime.distributed.group import CollectiveTrace, GroupHandle, single_rank_group
+from vcli.runtime.distributed.object_ring import ObjectRing
 from vcli.topology.plan import TopologyPlan
 
 CommBackend = Literal["gloo", "nccl"]
@@ -72,6 +73,7 @@ def build_parallel_context(
     *,
     backend: CommBackend | None = None,
     timeout_s: float = 300.0,
+    trace: CollectiveTrace | None = None,
 ) -> ParallelContext:
     """Makes every group of the plan and gives the handles of `rank` (of the torch world).
 
@@ -81,6 +83,7 @@ def build_parallel_context(
     backend = backend or comm_backend(plan.device_type)
     timeout = timedelta(seconds=timeout_s)
     channels: dict[tuple[int, ...], tuple[ProcessGroup, ProcessGroup]] = {}
+    rings: dict[tuple[int, ...], ObjectRing] = {}
     handles = []
     # torch wants every rank to make every group, its own or not, in the same order: the plan's.
     for kind, kind_groups in plan.groups.items():
@@ -89,6 +92,8 @@ def build_parallel_context(
                 channels[ranks] = _new_channels(ranks, backend, timeout)
             if rank in ranks:
                 device_group, cpu_group = channels.get(ranks, (None, None))
+                if cpu_group is not None and ranks not in rings:
+                    rings[ranks] = ObjectRing(ranks, ranks.index(rank), cpu_group, timeout_s)
                 handles.append(
                     GroupHandle(
                         kind=kind,
@@ -96,9 +101,22 @@ def build_parallel_context(
                         rank_in_group=ranks.index(rank),
                         device_group=device_group,
                         cpu_group=cpu_group,
+                        objects=rings.get(ranks),
+                        trace=trace,
                     )
                 )
     return context_of_groups(rank=rank, world_size=plan.torch_world, groups=tuple(handles))
+
+
+def build_world_group(plan: TopologyPlan, rank: int, *, timeout_s: float = 300.0) -> GroupHandle:
+    """A group of all ranks for tensors of the CPU. All ranks call it, after the other groups."""
+    ranks = tuple(range(plan.torch_world))
+    if len(ranks) == 1:
+        return single_rank_group("WORLD", rank)
+    cpu_group: ProcessGroup = dist.new_group(
+        list(ranks), timeout=timedelta(seconds=timeout_s), backend="gloo"
+    )
+    return GroupHandle(kind="WORLD", ranks=ranks, rank_in_group=rank, cpu_group=cpu_group)
 
 
 def _new_channels(

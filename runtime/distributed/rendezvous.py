@@ -9,6 +9,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.distributed import (  # type: ignore[attr-defined]  # public, not in its __all__
     FileStore,
+    PrefixStore,
     Store,
     TCPStore,
 )
@@ -43,6 +44,10 @@ class RendezvousTarget:
     host: str = ""
     port: int = 0
     listen_fd: int | None = None
+    is_hosted: bool = False
+    """The store at `host` belongs to whoever started the ranks; else rank 0 makes it."""
+    prefix: str = ""
+    """Put before every key."""
 
     def describe(self) -> str:
         """For errors: where the others should have come to."""
@@ -96,9 +101,11 @@ class _Meeting:
 
     def wait_for_all(self, deadline: float, timeout_s: float) -> None:
         try:
-            self.store.set(_joined_key(self.rank), "")
+            num_claims = self.store.add(_joined_key(self.rank), 1)
         except RuntimeError as error:
             raise self._lost(error) from error
+        if num_claims != 1:
+            raise _taken(self.rank, self.place)
         missing = list(range(self.world_size))
         while missing:
             left_s = deadline - time.monotonic()
@@ -148,21 +155,29 @@ def _open_store(
                     hint="the process that started this rank has ended; look at its log",
                 )
             return FileStore(rendezvous.path, world_size)
-        return TCPStore(
+        store = TCPStore(
             rendezvous.host,
             rendezvous.port,
             world_size,
-            is_master=rank == 0,
+            is_master=rank == 0 and not rendezvous.is_hosted,
             timeout=timeout,
             # The ranks are awaited by name, see `_Meeting`.
             wait_for_workers=False,
             master_listen_fd=rendezvous.listen_fd if rank == 0 else None,
         )
+        return PrefixStore(rendezvous.prefix, store) if rendezvous.prefix else store
     except RuntimeError as error:
         raise JoinError(
             f"rank {rank} cannot open the rendezvous store {rendezvous.describe()}: {error}",
             hint="rank 0 and the process that started it must be alive and reachable",
         ) from error
+
+
+def _taken(rank: int, place: str) -> JoinError:
+    return JoinError(
+        f"rank {rank} is taken: another process has joined at {place} as rank {rank}",
+        hint="each process needs a rank of its own; look at how they were started",
+    )
 
 
 def _joined_key(rank: int) -> str:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 from vcli.runtime.config import EngineConfig
 from vcli.runtime.errors import FailureReport
@@ -18,8 +18,12 @@ from vcli.runtime.messages import (
     ModelRunnerOutput,
     SchedulerOutput,
 )
+from vcli.runtime.process.starter import Starter
 from vcli.runtime.worker.dispatch import DEFAULT_WORKER_CLS
 from vcli.topology.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vcli.runtime.executor.node_messages import NodeLinks
 
 logger = get_logger(__name__)
 
@@ -30,21 +34,38 @@ FailureCallback = Callable[[FailureReport], None]
 _BACKENDS = {
     "uni": "vcli.runtime.executor.uniproc.UniProcExecutor",
     "mp": "vcli.runtime.executor.multiproc.MultiprocExecutor",
+    "multinode": "vcli.runtime.executor.multinode.MultiNodeExecutor",
+    "colocated": "vcli.runtime.executor.colocated.ColocatedExecutor",
+    "external_launcher": "vcli.runtime.executor.external_launcher.ExternalLauncherExecutor",
 }
 
 #: Deadline of a health check, where the caller names none.
 HEALTH_TIMEOUT_S = 10.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReply:
+    """What one rank answered: its result; or how it failed, and what it handed on all the same."""
+
+    rank: int
+    value: Any
+    failure: FailureReport | None = None
+
+
+Aggregate = Callable[[Sequence[RankReply]], Any]
+"""From the replies of all ranks, in their order, to the value of a call; may raise."""
+
+
 @dataclass(frozen=True, slots=True)
 class RpcCall:
-    """One call to all ranks. `reply_rank` None: the results of all."""
+    """One call to all ranks. `reply_rank` None: the results of all, merged by `aggregate`."""
 
     method: str | Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     timeout_s: float
     reply_rank: int | None
+    aggregate: Aggregate | None = None
 
     @property
     def name(self) -> str:
@@ -65,6 +86,10 @@ class Executor(ABC):
     not block.
     """
 
+    can_overlap_steps: ClassVar[bool] = False
+    """Whether `execute_model(non_block=True)` returns before the step is done, and the workers keep
+    what they sample; a back end says so itself."""
+
     def __init__(
         self,
         config: EngineConfig,
@@ -78,6 +103,19 @@ class Executor(ABC):
         self._failure: FailureReport | None = None
         self._failure_callbacks: list[FailureCallback] = []
         self._failure_lock = threading.Lock()
+        self._starter: Starter | None = None
+
+    def use_starter(self, starter: Starter) -> None:
+        """Have `start` bring up its processes by `starter`; otherwise they are spawned."""
+        self._starter = starter
+
+    def use_nodes(self, links: "NodeLinks") -> None:
+        """Have ranks on other nodes too, reached by `links`; comes before `start`.
+
+        Raises:
+            ConfigError: this back end runs on one node.
+        """
+        raise ConfigError(f"{type(self).__name__} runs the ranks of one node")
 
     # ---- what a back end implements ---------------------------------------------------------
 
@@ -147,14 +185,19 @@ class Executor(ABC):
         kwargs: Mapping[str, Any] | None = None,
         non_block: bool = False,
         unique_reply_rank: int | None = None,
+        aggregate: Aggregate | None = None,
     ) -> Any:
         """Call a public method of the worker, or a function with the worker first, on all ranks.
 
         Gives the results in the order of ranks, or the one of `unique_reply_rank`; with
         `non_block` a future of it. `timeout_s` counts from now and is that of a step by default.
 
+        With `aggregate` every rank replies, and what it makes of the replies is the value. A rank
+        that raised `FailedWithOutput` counts as a reply there; any other failure ends the call.
+
         Raises:
-            ConfigError: the worker has no such method, or there is no such rank.
+            ConfigError: the worker has no such method, there is no such rank, or both a rank and
+                an aggregator were given.
             WorkerError: a rank raised; the others' results are dropped, the executor is well.
             WorkerDiedError: a rank is gone, or a step failed before.
             RpcTimeoutError: names the ranks that did not answer, and what they do.
@@ -162,10 +205,14 @@ class Executor(ABC):
         num_ranks = self._config.plan.world_size
         if unique_reply_rank is not None and not 0 <= unique_reply_rank < num_ranks:
             raise ConfigError(f"unique_reply_rank={unique_reply_rank} of {num_ranks} ranks")
+        if unique_reply_rank is not None and aggregate is not None:
+            raise ConfigError("a call has a unique_reply_rank or an aggregator, not both")
         if timeout_s is None:
             timeout_s = self._config.deadlines.execute_model_s
         future = self._submit(
-            RpcCall(method, tuple(args), dict(kwargs or {}), timeout_s, unique_reply_rank)
+            RpcCall(
+                method, tuple(args), dict(kwargs or {}), timeout_s, unique_reply_rank, aggregate
+            )
         )
         return future if non_block else future.result()
 
@@ -224,6 +271,11 @@ class Executor(ABC):
         logger.info("executor failed: %s", report.describe())
         for callback in callbacks:
             callback(report)
+
+    def _shutdown_report(self) -> FailureReport:
+        return FailureReport(
+            process="Executor", phase="shutdown", kind="", message="the executor was shut down"
+        )
 
     def _step(self, method: str, args: tuple[Any, ...]) -> RpcCall:
         return RpcCall(

@@ -23,15 +23,20 @@ from vcli.runtime.errors import (
     WorkerDiedError,
     WorkerError,
 )
+from vcli.runtime.executor.base import Aggregate, RankReply
+from vcli.runtime.log import get_logger
 from vcli.runtime.process.failures import Weight, weigh
+from vcli.runtime.worker.call_messages import STEP_METHODS
 from vcli.topology.errors import VcliError
+
+logger = get_logger(__name__)
 
 #: Longer than the process monitor takes to name the cause of a failure.
 _CAUSE_WAIT_S = 0.3
 
 
-#: A rank that fails in one of these leaves its peers in a collective: nothing works after it.
-STEP_METHODS = frozenset({"execute_model", "sample_tokens", "execute_dummy_batch"})
+#: Longer than anybody waits, and short enough for the waits of the operating system.
+_LONGEST_S = 30 * 86400.0
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -44,12 +49,17 @@ class PendingCall:
     reply_rank: int | None
     timeout_s: float
     deadline_s: float
+    aggregate: Aggregate | None = None
     future: "Future[Any]" = field(default_factory=Future)
     results: dict[int, Any] = field(default_factory=dict)
+    failures: dict[int, FailureReport] = field(default_factory=dict)
+    """Of ranks that handed something on, which is in `results`; for the aggregator."""
     suspect: FailureReport | None = None
     """A failure that is perhaps only a consequence; it counts from `suspect_until_s` on."""
     suspect_until_s: float = 0.0
     is_sent: bool = False
+    stalls_at_s: float = math.inf
+    """When a step that still runs is told to be stuck; once."""
 
     @property
     def missing(self) -> list[int]:
@@ -61,20 +71,35 @@ class PendingCall:
         """When the clerk must look at it; while it is sent, the ring keeps its deadline."""
         if self.suspect is not None:
             return self.suspect_until_s
-        return self.deadline_s if self.is_sent else math.inf
+        return min(self.deadline_s, self.stalls_at_s) if self.is_sent else math.inf
 
-    def merged(self) -> Any:
-        """The value of the call, from complete results."""
+    def settle(self) -> None:
+        """Give the future its value, from complete results."""
         if self.reply_rank is not None:
-            return self.results[self.reply_rank]
-        return [self.results[rank] for rank in sorted(self.results)]
+            self.future.set_result(self.results[self.reply_rank])
+            return
+        ranks = sorted(self.results)
+        if self.aggregate is None:
+            self.future.set_result([self.results[rank] for rank in ranks])
+            return
+        replies = [
+            RankReply(rank=rank, value=self.results[rank], failure=self.failures.get(rank))
+            for rank in ranks
+        ]
+        try:
+            value = self.aggregate(replies)
+        except Exception as error:  # noqa: BLE001 - the caller's code: its error is the result
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(value)
 
 
 class RpcClient:
     """Books calls and settles their futures. Thread-safe.
 
     `titles` are the processes by rank; `activity(rank)` says what a rank does now, "" for nothing.
-    `on_step_failure` gets the failure of a step before the step's future is settled.
+    `on_step_failure` gets the failure of a step before the step's future is settled. A step that
+    takes longer than `stall_s` is told in the log, with what `diagnose` knows of its cause.
     """
 
     def __init__(
@@ -83,12 +108,17 @@ class RpcClient:
         *,
         activity: Callable[[int], str],
         on_step_failure: Callable[[FailureReport], None],
+        stall_s: float = math.inf,
+        diagnose: Callable[[], str] = lambda: "",
     ) -> None:
         self._titles = titles
         self._activity = activity
         self._on_step_failure = on_step_failure
+        self._stall_s = stall_s
+        self._diagnose = diagnose
         self._changed = threading.Condition()
         self._pending: dict[int, PendingCall] = {}
+        self.cause_wait_s = _CAUSE_WAIT_S
         self._next_id = 0
         self._failure: ReportedError | None = None
         self._clerk_wakes_s = math.inf
@@ -99,7 +129,14 @@ class RpcClient:
         """Keep deadlines from now on."""
         self._clerk.start()
 
-    def book(self, method: str, *, timeout_s: float, reply_rank: int | None) -> PendingCall:
+    def book(
+        self,
+        method: str,
+        *,
+        timeout_s: float,
+        reply_rank: int | None,
+        aggregate: Aggregate | None = None,
+    ) -> PendingCall:
         """A new call with its id, to be sent; its time runs from here.
 
         Raises:
@@ -111,13 +148,16 @@ class RpcClient:
                 raise type(self._failure)(self._failure.report)
             self._next_id += 1
             call = self._new_call(self._next_id, method, frozenset(ranks), reply_rank, timeout_s)
+            call.aggregate = aggregate
             return call
 
     def note_sent(self, call: PendingCall) -> None:
         """Watch the deadline of a call that is on its way."""
         with self._changed:
             call.is_sent = True
-            self._wake_clerk(call.deadline_s)
+            if call.method in STEP_METHODS:
+                call.stalls_at_s = time.monotonic() + self._stall_s
+            self._wake_clerk(call.due_s)
 
     def deliver(self, rank: int, call_id: int, result: Any) -> None:
         """Note a rank's result; a call that is settled already ignores it."""
@@ -129,7 +169,20 @@ class RpcClient:
             if call.missing:
                 return
             del self._pending[call_id]
-        call.future.set_result(call.merged())
+        call.settle()
+
+    def deliver_output_of_failed(
+        self, rank: int, call_id: int, report: FailureReport, output: Any
+    ) -> None:
+        """Note a rank that failed and handed `output` on: a reply, if somebody aggregates them."""
+        with self._changed:
+            call = self._pending.get(call_id)
+            if call is not None and call.aggregate is not None:
+                call.failures[rank] = report
+        if call is not None and call.aggregate is not None:
+            self.deliver(rank, call_id, output)
+        else:
+            self.deliver_failure(call_id, report)
 
     def deliver_failure(self, call_id: int, report: FailureReport) -> None:
         """Note that a rank, any rank, failed in this call; also when others have completed it."""
@@ -142,7 +195,7 @@ class RpcClient:
             if weigh(report) is Weight.CONSEQUENCE:
                 if call.suspect is None:
                     call.suspect = report
-                    call.suspect_until_s = time.monotonic() + _CAUSE_WAIT_S
+                    call.suspect_until_s = time.monotonic() + self.cause_wait_s
                     self._wake_clerk(call.suspect_until_s)
                 return
         self._settle_failed(call, WorkerError(report))
@@ -186,7 +239,7 @@ class RpcClient:
             expected=expected,
             reply_rank=reply_rank,
             timeout_s=timeout_s,
-            deadline_s=time.monotonic() + timeout_s,
+            deadline_s=time.monotonic() + min(timeout_s, _LONGEST_S),
         )
         # Workers can't take a call back, so its future can't be cancelled.
         call.future.set_running_or_notify_cancel()
@@ -222,11 +275,18 @@ class RpcClient:
             if rank not in call.missing and self._activity(rank)
         ]
         others = f"; meanwhile {'; '.join(busy)}" if busy else ""
+        cause = self._diagnose()
         return RpcTimeoutError(
-            f"{call.method}: no answer within {call.timeout_s:g} s from {missing}{others}",
+            f"{call.method}: no answer within {call.timeout_s:g} s from {missing}{others}"
+            + (f"; {cause}" if cause else ""),
             hint="a rank that waits in a collective waits for another one: "
             "look at what all ranks do",
         )
+
+    def _stall_text(self, call: PendingCall) -> str:
+        ranks = "; ".join(self._describe(rank) for rank in range(len(self._titles)))
+        cause = self._diagnose() or "no rank says what it waits for"
+        return f"{call.method} runs for over {self._stall_s:g} s: {cause}; {ranks}"
 
     def _timeout_report(self, call: PendingCall, error: VcliError) -> FailureReport:
         rank = call.missing[0]
@@ -266,5 +326,8 @@ class RpcClient:
             for call in due:
                 if call.suspect is not None:
                     self._settle_failed(call, WorkerError(call.suspect))
-                else:
+                elif call.deadline_s <= now_s:
                     self._settle_failed(call, self._timeout_error(call))
+                else:
+                    call.stalls_at_s = math.inf
+                    logger.error("%s", self._stall_text(call))

@@ -1,30 +1,52 @@
 """The worker inside this process: the back end for one rank."""
 
-import os
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, ClassVar
 
-from vcli.runtime.errors import FailureReport, StartupError, WorkerDiedError, WorkerError
+from vcli.runtime.config import EngineConfig
+from vcli.runtime.errors import FailureReport, StartupError, WorkerDiedError
 from vcli.runtime.executor.base import Executor, RpcCall
-from vcli.runtime.executor.rpc import STEP_METHODS
-from vcli.runtime.messages import ChildState
+from vcli.runtime.executor.local_rank import LocalRank
+from vcli.runtime.executor.rpc import RpcClient
+from vcli.runtime.messages import ChildMessage
 from vcli.runtime.process.failures import report_error
-from vcli.runtime.worker.dispatch import RankWorker, check_rpc_method, make_worker, rpc_methods
+from vcli.runtime.worker.dispatch import DEFAULT_WORKER_CLS, check_rpc_method
+from vcli.topology.errors import ExitStatus
 from vcli.topology.names import TITLE_PREFIX
+
+#: How long a worker that is busy may take to end; the process itself is about to.
+_LEAVE_S = 0.5
 
 
 class UniProcExecutor(Executor):
-    """Calls run in the caller's thread, also with `non_block`; the future is done at once.
+    """Calls run in a thread of their own, so deadlines hold and the caller goes on meanwhile."""
 
-    So a deadline can't be kept here: who waits for a call that hangs must be another process.
-    """
+    can_overlap_steps: ClassVar[bool] = True
 
-    _worker: RankWorker | None = None
-    _methods: Mapping[str, Callable[..., Any]] = {}
-    _state = "imported"
-    _started_s = 0.0
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        on_message: Callable[[ChildMessage], None],
+        worker_cls: str = DEFAULT_WORKER_CLS,
+        rank: int = 0,
+    ) -> None:
+        super().__init__(config, on_message=on_message, worker_cls=worker_cls)
+        self._rank = rank
+        dp_rank = config.parallel.data_parallel_rank or 0
+        ranks = [config.plan.rank_plan(place, dp_rank) for place in range(config.plan.world_size)]
+        self._rpc = RpcClient(
+            [plan.title.removeprefix(TITLE_PREFIX) for plan in ranks],
+            activity=lambda place: self._local.activity() if place == rank else "",
+            on_step_failure=self._fail,
+            stall_s=config.deadlines.stall_s,
+        )
+        self._local = LocalRank(
+            config, rank, worker_cls=worker_cls, rpc=self._rpc, on_state=on_message
+        )
+        self._is_shut_down = False
 
     @property
     def worker_pids(self) -> Mapping[str, int]:
@@ -33,73 +55,52 @@ class UniProcExecutor(Executor):
 
     def start(self) -> None:
         """Load the worker in this process."""
-        self._started_s = time.monotonic()
+        self._rpc.start()
         try:
-            self._worker = make_worker(
-                self._worker_cls,
-                self._config,
-                0,
-                rendezvous_path=None,
-                report=self._report_state,
-            )
-            self._worker.init_device()
-            self._worker.load_model()
-            self._methods = rpc_methods(self._worker)
+            self._local.start().result(self._config.deadlines.start_s)
+        except FutureTimeoutError as error:
+            self.shutdown()
+            raise StartupError(self._late_report()) from error
         except Exception as error:
-            report = self._report(error, self._state, is_serving=False)
+            report = report_error(
+                error,
+                process=self._local.title,
+                phase=self._local.state,
+                rank=self._rank,
+                is_serving=False,
+            )
             self.shutdown()
             raise StartupError(report) from error
 
     def shutdown(self) -> None:
-        """Give back what the worker took."""
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            worker.shutdown()
+        """Give back what the worker took; one that hangs is left to the end of the process."""
+        if self._is_shut_down:
+            return
+        self._is_shut_down = True
+        self._rpc.fail(WorkerDiedError(self._shutdown_report()))
+        self._rpc.close()
+        self._local.stop(_LEAVE_S)
 
     def _submit(self, call: RpcCall) -> "Future[Any]":
-        if self._failure is not None:
-            raise WorkerDiedError(self._failure)
-        worker = self._worker
-        if worker is None:
-            raise RuntimeError("the executor is not started, or was shut down")
-        if isinstance(call.method, str):
-            check_rpc_method(call.method, self._methods)
-        future: Future[Any] = Future()
-        try:
-            result = self._run(worker, call)
-        except Exception as error:  # noqa: BLE001 - border: the worker loop of this back end
-            report = self._report(error, call.name, is_serving=True)
-            if call.name in STEP_METHODS:
-                self._fail(report)
-            failure = WorkerError(report)
-            failure.__cause__ = error
-            future.set_exception(failure)
-        else:
-            future.set_result([result] if call.reply_rank is None else result)
-        return future
-
-    def _run(self, worker: RankWorker, call: RpcCall) -> Any:
-        if isinstance(call.method, str):
-            return self._methods[call.method](*call.args, **call.kwargs)
-        return call.method(worker, *call.args, **call.kwargs)
-
-    def _report_state(self, state: str, fraction: float | None = None, detail: str = "") -> None:
-        self._state = state
-        self._on_message(
-            ChildState(
-                process=self._title,
-                state=state,
-                seconds=time.monotonic() - self._started_s,
-                pid=os.getpid(),
-                rank=0,
-                fraction=fraction,
-                detail=detail,
-            )
+        if isinstance(call.method, str) and self._failure is None and not self._is_shut_down:
+            check_rpc_method(call.method, self._local.methods)
+        pending = self._rpc.book(
+            call.name,
+            timeout_s=call.timeout_s,
+            reply_rank=call.reply_rank,
+            aggregate=call.aggregate,
         )
+        self._rpc.note_sent(pending)
+        self._local.submit(pending.call_id, call)
+        return pending.future
 
-    def _report(self, error: Exception, phase: str, *, is_serving: bool) -> FailureReport:
-        return report_error(error, process=self._title, phase=phase, rank=0, is_serving=is_serving)
-
-    @property
-    def _title(self) -> str:
-        return self._config.plan.rank_plan(0).title.removeprefix(TITLE_PREFIX)
+    def _late_report(self) -> FailureReport:
+        return FailureReport(
+            process=self._local.title,
+            phase=self._local.state,
+            kind="StartTimeout",
+            message=f"not ready after {self._config.deadlines.start_s:g} s",
+            rank=self._rank,
+            hint="a slow disk or a large model needs a longer start deadline",
+            exit_status=int(ExitStatus.START_FAILED),
+        )

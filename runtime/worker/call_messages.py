@@ -1,7 +1,7 @@
 """What goes between an executor and its workers: the first buffer of each record, and its kinds.
 
 call   CallHeader,  then the encoded payload of its kind
-reply  ReplyHeader, then the encoded result; nothing after a failure
+reply  ReplyHeader, then the encoded result; after a failure only what is handed on all the same
 """
 
 from enum import IntEnum
@@ -12,6 +12,10 @@ from vcli.runtime.errors import FailureReport
 
 #: `CallHeader.reply_rank` when every rank replies.
 ALL_RANKS = -1
+
+
+#: A rank that fails in one of these leaves its peers in a collective: nothing works after it.
+STEP_METHODS = frozenset({"execute_model", "sample_tokens", "execute_dummy_batch"})
 
 
 class CallKind(IntEnum):
@@ -37,7 +41,11 @@ class CallHeader(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReplyHeader(msgspec.Struct, frozen=True, array_like=True):
-    """A rank's answer to the call of this id: its result follows, unless it failed."""
+    """A rank's answer to the call of this id: its result follows, unless it failed.
+
+    After a failure with `has_output`, the output of a `FailedWithOutput` follows.
+    """
 
     call_id: int
     failure: FailureReport | None = None
+    has_output: bool = False

@@ -5,14 +5,21 @@ Torch-free by itself; the worker class that is loaded here may not be.
 
 import importlib
 import inspect
+import socket
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
+
+import msgspec
 
 from vcli.runtime.config import EngineConfig
 from vcli.runtime.messages import ModelRunnerOutput, SchedulerOutput
+from vcli.runtime.worker.progress import ProgressLine
 from vcli.topology.errors import ConfigError
 
 DEFAULT_WORKER_CLS = "vcli.runtime.worker.worker:Worker"
+
+#: For the worker's own process; a call from outside makes no sense.
+_LOOP_METHODS = frozenset({"bind_thread", "trace_collectives"})
 
 ReportState = Callable[[str, float | None, str], None]
 
@@ -33,6 +40,30 @@ class RankWorker(Protocol):
         """Give back what was taken."""
 
 
+@runtime_checkable
+class DeviceWorker(Protocol):
+    """A worker with a device: other threads of its process have to choose it too."""
+
+    def bind_thread(self) -> None:
+        """Use the worker's device in this thread."""
+
+
+@runtime_checkable
+class CollectiveWorker(Protocol):
+    """A worker whose ranks meet in collectives."""
+
+    def trace_collectives(self, line: ProgressLine) -> None:
+        """Note each collective in `line`; called once, before `init_device`."""
+
+
+class StoreAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """The store of a world over several nodes; rank 0 inherits the socket that listens for it."""
+
+    host: str
+    port: int
+    listen_fd: int | None = None
+
+
 def make_worker(
     worker_cls: str,
     config: EngineConfig,
@@ -40,6 +71,7 @@ def make_worker(
     *,
     rendezvous_path: str | None,
     report: ReportState,
+    store: StoreAddress | None = None,
 ) -> RankWorker:
     """An instance of the class `module:Class`; a rank of a larger world gets its rendezvous.
 
@@ -54,11 +86,36 @@ def make_worker(
     except (ImportError, KeyError) as error:
         raise ConfigError(f"worker class {worker_cls!r} can't be loaded: {error}") from error
     rendezvous = None
-    if rendezvous_path is not None and getattr(factory, "joins_world", True):
-        from vcli.runtime.distributed.rendezvous import RendezvousTarget
-
-        rendezvous = RendezvousTarget(path=rendezvous_path)
+    if getattr(factory, "joins_world", True):
+        rendezvous = _rendezvous(config, rendezvous_path, store)
     return cast(RankWorker, factory(config, rank, rendezvous=rendezvous, report=report))
+
+
+def _rendezvous(
+    config: EngineConfig, path: str | None, store: StoreAddress | None
+) -> object | None:
+    launched = config.launched
+    if path is None and store is None and (launched is None or launched.world_size == 1):
+        return None
+    from vcli.runtime.distributed.rendezvous import RendezvousTarget
+
+    if store is not None:
+        return RendezvousTarget(host=store.host, port=store.port, listen_fd=store.listen_fd)
+    if path is not None or launched is None:
+        return RendezvousTarget(path=path or "")
+    listen_fd = None
+    if launched.rank == 0 and not launched.is_store_hosted:
+        # Left to itself, torch listens on all interfaces.
+        address = (launched.master_addr, launched.master_port)
+        family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
+        listen_fd = socket.create_server(address, family=family).detach()
+    return RendezvousTarget(
+        host=launched.master_addr,
+        port=launched.master_port,
+        listen_fd=listen_fd,
+        is_hosted=launched.is_store_hosted,
+        prefix=launched.store_prefix,
+    )
 
 
 def rpc_methods(worker: RankWorker) -> Mapping[str, Callable[..., Any]]:
@@ -66,7 +123,7 @@ def rpc_methods(worker: RankWorker) -> Mapping[str, Callable[..., Any]]:
     names = (
         name
         for name, member in inspect.getmembers(type(worker), callable)
-        if not name.startswith("_")
+        if not name.startswith("_") and name not in _LOOP_METHODS
     )
     return {name: getattr(worker, name) for name in names}
 

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from vcli.runtime.messages import NewRequestData, RunningRequests, SchedulerOutput
+from vcli.runtime.messages import (
+    NOT_SAMPLED,
+    OWN_SAMPLE,
+    NewRequestData,
+    RunningRequests,
+    SchedulerOutput,
+)
 from vcli.runtime.worker.sampling_columns import SamplingColumns
 from vcli.topology.errors import VcliError
 
@@ -69,6 +75,7 @@ class InputBatch:
         self.block_table: IntArray = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
         self.num_blocks: IntArray = np.zeros(max_num_seqs, dtype=np.int32)
         self.sampling = SamplingColumns(max_num_seqs)
+        self._own_samples: IntArray = np.full(max_num_seqs, NOT_SAMPLED, dtype=np.int32)
         self._row_of: dict[int, int] = {}
         # A stack: the lowest rows are used first, which keeps the rows of a step close together.
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
@@ -90,6 +97,10 @@ class InputBatch:
         running_rows = self._append(output.running, output.step)
         return self._schedule(output, new_rows, running_rows)
 
+    def keep_samples(self, step: ScheduledRows, token_ids: list[int]) -> None:
+        """Note what the sampling requests of `step` got, for when they are told `OWN_SAMPLE`."""
+        self._own_samples[step.rows[step.samples]] = token_ids
+
     def _remove(self, number: int) -> None:
         # A request may be removed twice (preempted, then aborted while it waits), or before it
         # ever ran; both leave nothing to forget.
@@ -98,6 +109,7 @@ class InputBatch:
             return
         self.num_tokens[row] = 0
         self.num_blocks[row] = 0
+        self._own_samples[row] = NOT_SAMPLED
         self.sampling.clear_row(row)
         self._free_rows.append(row)
 
@@ -147,6 +159,9 @@ class InputBatch:
             return rows
         token_ids = np.asarray(running.token_ids, dtype=np.int32)
         row_array = np.asarray(rows, dtype=np.intp)
+        own = token_ids == OWN_SAMPLE
+        if own.any():
+            self._insert_own_samples(token_ids, own, row_array, running.numbers, step)
         sampled = token_ids >= 0
         sampled_rows = row_array[sampled]
         if sampled_rows.size:
@@ -165,6 +180,23 @@ class InputBatch:
             if block_ids:
                 self._append_blocks(rows[index], block_ids, running.numbers[index], step)
         return rows
+
+    def _insert_own_samples(
+        self,
+        token_ids: IntArray,
+        own: npt.NDArray[np.bool_],
+        rows: npt.NDArray[np.intp],
+        numbers: list[int],
+        step: int,
+    ) -> None:
+        kept = self._own_samples[rows[own]]
+        if (kept == NOT_SAMPLED).any():
+            number = numbers[int(np.flatnonzero(own)[int((kept == NOT_SAMPLED).argmax())])]
+            raise BatchStateError(
+                f"step {step}: request {number} goes on with a token that this worker did not keep"
+            )
+        token_ids[own] = kept
+        self._own_samples[rows[own]] = NOT_SAMPLED
 
     def _append_blocks(self, row: int, block_ids: list[int], number: int, step: int) -> None:
         start = int(self.num_blocks[row])

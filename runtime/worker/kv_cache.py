@@ -50,7 +50,8 @@ def allocate_kv_caches(
         size = kv_bytes_per_block(layers, block_size, dtype) * (num_blocks + 1)
         raise UnfitError(
             f"{device} has no {size} bytes for {num_blocks} KV blocks: {error}",
-            hint="lower --kv-cache-memory-bytes or --gpu-memory-utilization",
+            hint="lower --kv-cache-memory"
+            + (" or --gpu-memory-utilization" if device.type == "cuda" else ""),
         ) from error
 
 

@@ -2,8 +2,10 @@
 
 First pipeline stage: embeds the token ids. Others: take the previous stage's tensors from the
 rank with the same TP rank. Last stage: logits, on all its TP ranks, since the vocabulary is split
-over them; only the output rank samples. Sampling on all would cost each of them the work, and
-none has a use for the result: the tokens come back to every rank with the next scheduler output.
+over them; only the output rank samples. The tokens come back to every rank with the next scheduler
+output, or, with `keeps_samples`, the output rank hands them to its TP group at once. It does not
+leave the sampling to each of them: float sums on a GPU may differ in the last bit from rank to
+rank, and ranks that go on from different tokens give nonsense without an error.
 
 Shapes: T tokens of the step, R requests, N of them that sample, D hidden, V vocabulary.
 """
@@ -14,10 +16,15 @@ import numpy as np
 import torch
 
 from vcli.runtime.config import EngineConfig
-from vcli.runtime.distributed.collectives import recv_tensors, send_tensors
+from vcli.runtime.distributed.collectives import broadcast, recv_tensors, send_tensors
 from vcli.runtime.distributed.parallel_state import ParallelContext
 from vcli.runtime.layers.attention import attention_layers, bind_kv_cache
-from vcli.runtime.messages import KVCacheConfig, ModelRunnerOutput, SchedulerOutput
+from vcli.runtime.messages import (
+    NOT_SAMPLED,
+    KVCacheConfig,
+    ModelRunnerOutput,
+    SchedulerOutput,
+)
 from vcli.runtime.models.decoder import CausalLM
 from vcli.runtime.worker.input_batch import InputBatch, IntArray, ScheduledRows
 from vcli.runtime.worker.kv_cache import allocate_kv_caches, kv_bytes_per_block
@@ -41,6 +48,7 @@ class _DeferredStep:
     step: ScheduledRows
     logits_NV: torch.Tensor | None
     """None when no request of the step samples."""
+    keeps_samples: bool
 
 
 class ModelRunner:
@@ -55,14 +63,16 @@ class ModelRunner:
         is_output: bool,
     ) -> None:
         self._config = config
-        self._model = model
+        self.model = model
         self._pp = context.pp
+        self._tp = context.tp
         self._device = model.device
         self._dtype = model.dtype
         self._is_output = is_output
         self._layers = attention_layers(model)
         self._block_size = config.cache.block_size
         self._scratch_block = 0
+        self._kv_config: KVCacheConfig | None = None
         self._batch: InputBatch | None = None
         self._deferred: _DeferredStep | None = None
         self._shared_draws = torch.Generator()
@@ -74,6 +84,7 @@ class ModelRunner:
 
     def initialize_kv_cache(self, config: KVCacheConfig) -> None:
         """Allocate `config.num_blocks` blocks (and the scratch block) and start an empty batch."""
+        self._kv_config = config
         self._block_size = config.block_size
         self._bind_kv_cache(config.num_blocks)
         self._batch = InputBatch(
@@ -82,13 +93,36 @@ class ModelRunner:
             block_size=config.block_size,
         )
 
+    def sleep(self) -> None:
+        """Free the KV cache, forget all requests, and move the weights to the CPU."""
+        self._release_kv_cache()
+        self._batch = None
+        self._deferred = None
+        if self._device.type == "cuda":
+            self.model.to("cpu")
+            torch.cuda.empty_cache()
+
+    def wake_up(self) -> None:
+        """Move the weights back and allocate the KV cache again, if there was one."""
+        if self._device.type == "cuda":
+            self.model.to(self._device)
+        if self._kv_config is not None and self._batch is None:
+            self.initialize_kv_cache(self._kv_config)
+
+    def replace_model(self, model: CausalLM) -> None:
+        """Go on with `model`, which has the same layers; the KV cache stays."""
+        caches = [layer.kv_cache for layer in self._layers]
+        self.model = model
+        self._layers = attention_layers(model)
+        bind_kv_cache(model, caches)
+
     def release(self) -> None:
         """Forget the model, the caches and all requests."""
         self._release_kv_cache()
         self._layers = []
         self._batch = None
         self._deferred = None
-        del self._model
+        del self.model
 
     @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput | None:
@@ -100,11 +134,15 @@ class ModelRunner:
             LogitsError: the model gave a request no usable logits.
         """
         if self._batch is None:
-            raise StepOrderError(f"step {output.step} came before the KV cache was made")
+            raise StepOrderError(
+                f"step {output.step} came before the KV cache was made, or in sleep"
+            )
         if self._deferred is not None:
             raise StepOrderError(
                 f"step {output.step} came before step {self._deferred.step.step} was sampled"
             )
+        if output.keeps_samples and self._pp.size > 1:
+            raise StepOrderError("a pipeline's first stage does not see what its last one samples")
         step = self._batch.apply(output)
         logits_NV = None
         if step.num_requests:
@@ -112,12 +150,13 @@ class ModelRunner:
             # Every TP rank of the stage takes the same branch: all have the same scheduler output.
             last_tokens = inputs.query_start_loc[1:][step.samples] - 1
             logits_NV = self._forward(inputs, last_tokens)
-        if not self._is_output:
+        if not (self._is_output or output.keeps_samples):
             return None
+        sampling = _DeferredStep(step=step, logits_NV=logits_NV, keeps_samples=output.keeps_samples)
         if output.defer_sampling:
-            self._deferred = _DeferredStep(step=step, logits_NV=logits_NV)
+            self._deferred = sampling
             return None
-        return self._sample(step, logits_NV)
+        return self._finish(sampling)
 
     @torch.inference_mode()
     def sample_deferred(self, grammar: object | None) -> ModelRunnerOutput | None:
@@ -126,14 +165,14 @@ class ModelRunner:
         Raises:
             StepOrderError: no step was deferred, or there is a grammar (none is supported yet).
         """
-        if not self._is_output:
-            return None
         if self._deferred is None:
+            if not self._is_output:
+                return None
             raise StepOrderError("sample_tokens came without a deferred step")
         if grammar is not None:
             raise StepOrderError("grammar masks are not supported")
         deferred, self._deferred = self._deferred, None
-        return self._sample(deferred.step, deferred.logits_NV)
+        return self._finish(deferred)
 
     @torch.inference_mode()
     def dummy_step(self, query_lens: list[int]) -> torch.Tensor | None:
@@ -159,7 +198,7 @@ class ModelRunner:
             dtype=self._dtype,
             device=self._device,
         )
-        bind_kv_cache(self._model, caches)
+        bind_kv_cache(self.model, caches)
 
     def _release_kv_cache(self) -> None:
         for layer in self._layers:
@@ -170,9 +209,9 @@ class ModelRunner:
         on_device = inputs.to_device(self._device)
         received = None
         if not self._pp.is_first:
-            buffers = self._model.empty_intermediate(on_device.metadata.num_tokens)
+            buffers = self.model.empty_intermediate(on_device.metadata.num_tokens)
             received = recv_tensors(buffers, self._pp)
-        hidden = self._model(
+        hidden = self.model(
             on_device.input_ids_T, on_device.positions_T, on_device.metadata, received
         )
         if isinstance(hidden, dict):
@@ -181,10 +220,27 @@ class ModelRunner:
         if not len(last_tokens):
             return None
         hidden_ND = hidden[to_tensor(last_tokens.astype(np.int64), self._device)]
-        return self._model.compute_logits(hidden_ND)
+        return self.model.compute_logits(hidden_ND)
+
+    def _finish(self, sampling: _DeferredStep) -> ModelRunnerOutput | None:
+        step = sampling.step
+        result = self._sample(step, sampling.logits_NV) if self._is_output else None
+        if sampling.keeps_samples and step.samples.any():
+            self._keep_samples(step, result)
+        return result
+
+    def _keep_samples(self, step: ScheduledRows, result: ModelRunnerOutput | None) -> None:
+        """Give what the output rank sampled to all ranks of its TP group, and note it."""
+        assert self._batch is not None
+        token_ids = torch.zeros(int(step.samples.sum()), dtype=torch.int64)
+        if result is not None:
+            sampled = [token_id for token_id in result.token_ids if token_id != NOT_SAMPLED]
+            token_ids = torch.tensor(sampled, dtype=torch.int64)
+        broadcast(token_ids, self._tp)
+        self._batch.keep_samples(step, token_ids.tolist())
 
     def _sample(self, step: ScheduledRows, logits_NV: torch.Tensor | None) -> ModelRunnerOutput:
-        token_ids = [-1] * step.num_requests
+        token_ids = [NOT_SAMPLED] * step.num_requests
         if logits_NV is None:
             return ModelRunnerOutput(step=step.step, numbers=step.numbers, token_ids=token_ids)
         batch = self._batch

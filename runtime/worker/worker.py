@@ -7,22 +7,25 @@ Every public method may be called by RPC, and is called on all ranks together.
 """
 
 import gc
-import random
 import time
 from collections.abc import Callable
+from pathlib import Path
 
-import numpy as np
 import torch
 
 from vcli.runtime.config import EngineConfig
+from vcli.runtime.distributed.exchange import broadcast_bytes, gather_bytes
+from vcli.runtime.distributed.group import GroupHandle
 from vcli.runtime.distributed.parallel_state import (
     ParallelContext,
     build_parallel_context,
+    build_world_group,
     comm_backend,
     single_rank_context,
 )
 from vcli.runtime.distributed.rendezvous import RendezvousTarget, join_world
 from vcli.runtime.distributed.verify import verify_groups
+from vcli.runtime.layers.linear import can_pack
 from vcli.runtime.log import get_logger
 from vcli.runtime.messages import (
     GroupReport,
@@ -30,8 +33,10 @@ from vcli.runtime.messages import (
     ModelRunnerOutput,
     SchedulerOutput,
 )
+from vcli.runtime.models.decoder import CausalLM
 from vcli.runtime.models.loader import init_dummy_weights, load_weights
 from vcli.runtime.models.registry import build_model
+from vcli.runtime.worker.device import seed_generators, take_device, warm_up_blas
 from vcli.runtime.worker.extension import extended_class
 from vcli.runtime.worker.memory import (
     GpuMemory,
@@ -41,8 +46,11 @@ from vcli.runtime.worker.memory import (
     measure_gpu,
 )
 from vcli.runtime.worker.model_runner import ModelRunner
+from vcli.runtime.worker.profile import Profile
+from vcli.runtime.worker.progress import ProgressLine
 from vcli.runtime.worker.warm_up import profile_step, warm_up
-from vcli.topology.errors import UnfitError, VcliError
+from vcli.topology.errors import ConfigError, UnfitError, VcliError
+from vcli.topology.names import TITLE_PREFIX
 
 logger = get_logger(__name__)
 
@@ -83,57 +91,61 @@ class Worker:
         self._runner: ModelRunner | None = None
         self._group_reports: list[GroupReport] = []
         self._memory_at_start: GpuMemory | None = None
+        self._trace: ProgressLine | None = None
+        self._world: GroupHandle | None = None
+        self._profile = Profile()
+
+    def trace_collectives(self, line: ProgressLine) -> None:
+        """Note each collective of this rank in `line`; called once, before `init_device`."""
+        self._trace = line
+
+    def bind_thread(self) -> None:
+        """Use this worker's device in the calling thread."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
 
     def init_device(self) -> None:
         """Take the device that the plan names, join the world, make and verify the groups."""
-        self.device = self._take_device()
+        self.device = take_device(self.config, self.plan, self._dtype)
         self._report("device", None, str(self.device))
         plan = self.config.plan
         if plan.torch_world > 1:
             self._join()
             self._context = build_parallel_context(
-                plan, self.plan.global_rank, timeout_s=self.config.deadlines.execute_model_s
+                plan,
+                self.plan.global_rank,
+                timeout_s=self.config.deadlines.execute_model_s,
+                trace=self._trace,
             )
         else:
             self._report("joined", None, "alone")
             self._context = single_rank_context()
+        if self.config.launched is not None:
+            self._world = build_world_group(
+                plan,
+                self.plan.global_rank,
+                timeout_s=self.config.deadlines.execute_model_s,
+            )
         self._group_reports = verify_groups(self._context, self.device)
         self._refuse_wrong_sums()
         self._report("groups", None, "")
-        _seed(self.config.model.seed)
+        seed_generators(self.config.model.seed)
         if self.device.type == "cuda":
             # After the groups, so that NCCL's buffers are not taken for a growth of the model's.
-            _warm_up_blas(self.device, self._dtype)
+            warm_up_blas(self.device, self._dtype)
             gc.collect()
             torch.cuda.empty_cache()
             self._memory_at_start = measure_gpu(self.device)
 
     def load_model(self) -> None:
         """Build this rank's part of the model on its device and read its weights."""
-        model_config, context = self.config.model, self._need_context()
-        attention = self.config.plan.attention
         started = time.monotonic()
-        self._report("weights", 0.0, "")
-        model = build_model(
-            model_config.spec,
-            context,
-            dtype=self._dtype,
-            device=self.device,
-            layer_span=self.plan.layer_span or (0, model_config.spec.num_layers),
-            attention=attention.value if attention else "torch",
-        )
-        if model_config.load_format == "dummy":
-            init_dummy_weights(model, model_config.seed)
-        else:
-            load_weights(
-                model,
-                model_config.path,
-                report=lambda fraction: self._report("weights", fraction, ""),
-            )
+        model = self._build_model()
+        self._fill(model, self.config.model.path)
         self._runner = ModelRunner(
             self.config,
             model=model,
-            context=context,
+            context=self._need_context(),
             is_output=self.plan.is_output,
         )
         self._report("weights", 1.0, "")
@@ -186,6 +198,50 @@ class Worker:
         """Sample the step that `execute_model` deferred; None where this isn't the output rank."""
         return self._need_runner().sample_deferred(grammar)
 
+    def sleep(self, level: int = 1) -> None:
+        """Give memory back until `wake_up`: level 1 frees the KV cache and moves weights off a GPU.
+
+        For when nothing runs. All requests and everything in the KV cache is forgotten, so whoever
+        schedules forgets its prefixes too (`reset_prefix_cache`).
+        """
+        if level != 1:
+            raise ConfigError(f"sleep level {level} is unknown", hint="level 1")
+        self._need_runner().sleep()
+        logger.info("asleep")
+
+    def wake_up(self) -> None:
+        """Undo `sleep`: the weights are back, the KV cache is as large as before, and empty."""
+        self._need_runner().wake_up()
+        logger.info("awake")
+
+    def reload_weights(self, folder: str | None = None) -> None:
+        """Read the weights again, from another folder of the same model if one is given.
+
+        For when nothing runs. What the KV cache holds belongs to the old weights: whoever
+        schedules forgets its prefixes (`reset_prefix_cache`).
+
+        Raises:
+            WeightLoadError: the old weights stay, unless a file breaks off in the middle.
+        """
+        runner = self._need_runner()
+        path = self.config.model.path if folder is None else Path(folder)
+        if can_pack(self._dtype, self.device):
+            # Packed weights can't be written again.
+            model = self._build_model()
+            self._fill(model, path)
+            runner.replace_model(model)
+        else:
+            self._fill(runner.model, path)
+        self._report("weights", 1.0, "reloaded")
+
+    def start_profile(self, folder: str) -> None:
+        """Record what this rank does, on the CPU and its device, until `stop_profile`."""
+        self._profile.start(Path(folder), self.plan.title.removeprefix(TITLE_PREFIX), self.device)
+
+    def stop_profile(self) -> str:
+        """End the recording; gives the path of this rank's trace (for chrome://tracing)."""
+        return str(self._profile.stop())
+
     def execute_dummy_batch(self) -> None:
         """Take part in a step without a request of one's own; no request's KV cache is touched."""
         self._need_runner().dummy_step([1])
@@ -194,6 +250,14 @@ class Worker:
         """Return when the device answers; raises its error when it does not work any more."""
         if not bool(torch.ones((), device=self.device) == 1):
             raise VcliError(f"{self.device} computes wrong results")
+
+    def exchange(self, data: bytes) -> list[bytes]:
+        """The bytes of all ranks, in rank order; only where a launcher started the ranks."""
+        return gather_bytes(data, self._need_world())
+
+    def hand_out(self, data: bytes, src_rank: int) -> bytes:
+        """The bytes of one rank, on all of them; only where a launcher started the ranks."""
+        return broadcast_bytes(data, self._need_world(), src_rank_in_group=src_rank)
 
     def group_reports(self) -> list[GroupReport]:
         """The groups of this rank with what their verification found at the start."""
@@ -212,23 +276,6 @@ class Worker:
             context, self._context = self._context, None
             if context.world_size > 1:
                 torch.distributed.destroy_process_group()
-
-    def _take_device(self) -> torch.device:
-        if self.config.device_type == "cpu":
-            return torch.device("cpu")
-        index, count = self.plan.device_index, torch.cuda.device_count()
-        if index >= count:
-            raise UnfitError(
-                f"rank {self.rank} is planned on cuda:{index}, {count} CUDA devices are visible",
-                hint="check CUDA_VISIBLE_DEVICES, or lower --tensor-parallel-size",
-            )
-        device = torch.device("cuda", index)
-        torch.cuda.set_device(device)
-        if self._dtype is torch.bfloat16 and not torch.cuda.is_bf16_supported():
-            raise UnfitError(
-                f"{torch.cuda.get_device_name(device)} has no bfloat16", hint="--dtype float16"
-            )
-        return device
 
     def _join(self) -> None:
         if self._rendezvous is None:
@@ -268,6 +315,29 @@ class Worker:
             gpu_memory_utilization=self.config.cache.gpu_memory_utilization,
         )
 
+    def _build_model(self) -> CausalLM:
+        model_config, attention = self.config.model, self.config.plan.attention
+        self._report("weights", 0.0, "")
+        return build_model(
+            model_config.spec,
+            self._need_context(),
+            dtype=self._dtype,
+            device=self.device,
+            layer_span=self.plan.layer_span or (0, model_config.spec.num_layers),
+            attention=attention.value if attention else "torch",
+        )
+
+    def _fill(self, model: CausalLM, folder: Path) -> None:
+        if self.config.model.load_format == "dummy":
+            init_dummy_weights(model, self.config.model.seed)
+            return
+        load_weights(model, folder, report=lambda fraction: self._report("weights", fraction, ""))
+
+    def _need_world(self) -> GroupHandle:
+        if self._world is None:
+            raise PhaseError("there is no group of all ranks, or init_device did not come yet")
+        return self._world
+
     def _need_context(self) -> ParallelContext:
         if self._context is None:
             raise PhaseError("load_model came before init_device")
@@ -277,18 +347,3 @@ class Worker:
         if self._runner is None:
             raise PhaseError("the model was not loaded, or the worker was shut down")
         return self._runner
-
-
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
-def _warm_up_blas(device: torch.device, dtype: torch.dtype) -> None:
-    # cuBLAS and cuBLASLt take their workspaces at the first call of each, and never give them
-    # back: before the first measurement, so that they count as what was there before.
-    matrix = torch.zeros((16, 16), device=device, dtype=dtype)
-    torch.mm(matrix, matrix)
-    torch.nn.functional.linear(matrix, matrix, matrix[0])
-    torch.cuda.synchronize(device)

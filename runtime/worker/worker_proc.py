@@ -9,28 +9,34 @@ import contextlib
 from typing import Any
 
 import msgspec
+from setproctitle import setproctitle
 
 from vcli.runtime.config import EngineConfig
-from vcli.runtime.errors import FailureReport
 from vcli.runtime.ipc.broadcast import BroadcastReader, BroadcastWriter
-from vcli.runtime.ipc.codec import decode, encode
+from vcli.runtime.ipc.codec import decode
 from vcli.runtime.ipc.errors import PeerDiedError, QueueCancelled
 from vcli.runtime.ipc.handles import ReaderHandle, WriterHandle
 from vcli.runtime.log import get_logger
 from vcli.runtime.process.child import ChildContext
-from vcli.runtime.process.failures import report_error
-from vcli.runtime.worker.call_messages import ALL_RANKS, CallHeader, CallKind, ReplyHeader
+from vcli.runtime.worker.call_messages import STEP_METHODS, CallHeader, CallKind
 from vcli.runtime.worker.dispatch import (
+    CollectiveWorker,
+    DeviceWorker,
     RankWorker,
+    StoreAddress,
     check_rpc_method,
     make_worker,
     rpc_methods,
 )
+from vcli.runtime.worker.progress import ProgressBoard
+from vcli.runtime.worker.replies import ReplySender
+from vcli.runtime.worker.watchdog import Watchdog
+from vcli.topology.names import TITLE_PREFIX
 
 logger = get_logger(__name__)
 
-#: The driver always reads replies; one that doesn't for so long is as good as gone.
-_REPLY_TIMEOUT_S = 60.0
+#: Results that are on their way when the loop ends.
+_LAST_REPLIES_S = 1.0
 
 
 class WorkerLinks(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,11 +44,16 @@ class WorkerLinks(msgspec.Struct, frozen=True, kw_only=True):
 
     calls: ReaderHandle
     replies: WriterHandle
+    progress_fd: int
     rendezvous_path: str | None
+    store: StoreAddress | None = None
+    """Instead of the path, where the world has several nodes."""
 
     def fds(self) -> tuple[int, ...]:
         """The descriptors to inherit."""
-        return (*self.calls.fds(), *self.replies.fds())
+        listen_fd = self.store.listen_fd if self.store else None
+        store_fds = () if listen_fd is None else (listen_fd,)
+        return (*self.calls.fds(), *self.replies.fds(), self.progress_fd, *store_fds)
 
 
 def worker_main(
@@ -59,27 +70,41 @@ def worker_main(
     replies.set_reader_pid(0, context.parent_pid)
     # A loop that is idle ends in order when its executor is gone, within the lifeline's grace.
     context.on_parent_death(calls.cancel)
+    setproctitle(f"{TITLE_PREFIX}{context.title} (starting)")
     worker = make_worker(
         worker_cls,
         config,
         rank,
         rendezvous_path=links.rendezvous_path,
         report=context.report_state,
+        store=links.store,
     )
+    if isinstance(worker, CollectiveWorker):
+        worker.trace_collectives(ProgressBoard.attach(links.progress_fd).line(rank))
+    bind_thread = worker.bind_thread if isinstance(worker, DeviceWorker) else _keep_device
+    sender = ReplySender(context, rank, replies, bind_thread=bind_thread)
+    watchdog = Watchdog(config.deadlines.stall_s)
     try:
         worker.init_device()
         worker.load_model()
-        loop = WorkerLoop(context, worker, rank, calls, replies)
+        loop = WorkerLoop(worker, calls, sender, watchdog)
+        setproctitle(f"{TITLE_PREFIX}{context.title}")
         context.ready({"methods": sorted(loop.methods)})
         loop.run()
+        sender.close(_LAST_REPLIES_S)
     except Exception as error:
         # Before the clean-up, which may wait for peers: they must hear of it first.
         context.fail_with(error)
         raise
     finally:
+        watchdog.close()
         worker.shutdown()
         calls.close()
         replies.close()
+
+
+def _keep_device() -> None:
+    """For workers without a device."""
 
 
 class WorkerLoop:
@@ -87,18 +112,16 @@ class WorkerLoop:
 
     def __init__(
         self,
-        context: ChildContext,
         worker: RankWorker,
-        rank: int,
         calls: BroadcastReader,
-        replies: BroadcastWriter,
+        replies: ReplySender,
+        watchdog: Watchdog,
     ) -> None:
         self.methods = rpc_methods(worker)
-        self._context = context
         self._worker = worker
-        self._rank = rank
         self._calls = calls
         self._replies = replies
+        self._watchdog = watchdog
         self._headers = msgspec.msgpack.Decoder(CallHeader)
 
     def run(self) -> None:
@@ -116,24 +139,15 @@ class WorkerLoop:
         if header.kind is CallKind.STOP:
             return False
         self._calls.set_activity(header.method)
-        failure: FailureReport | None = None
-        reply: list[Any] = []
+        if header.method in STEP_METHODS:  # others may take their time, like a reload
+            self._watchdog.begin()
         try:
             result = self._run(header, record[1:])
-            if header.reply_rank in (ALL_RANKS, self._rank):
-                reply = list(encode(result))
-        except Exception as error:
-            logger.info("call failed method=%s", header.method, exc_info=error)
-            failure = report_error(
-                error,
-                process=self._context.title,
-                phase=header.method,
-                rank=self._rank,
-                is_serving=True,
-            )
-        if reply or failure is not None:
-            answer = ReplyHeader(header.call_id, failure)
-            self._replies.send([msgspec.msgpack.encode(answer), *reply], _REPLY_TIMEOUT_S)
+        except Exception as error:  # noqa: BLE001 - border: the worker's loop
+            self._replies.fail(header, error)
+        else:
+            self._replies.send(header, result)
+        self._watchdog.end()
         self._calls.set_activity("")
         return True
 

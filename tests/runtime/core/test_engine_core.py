@@ -132,8 +132,21 @@ def test_request_that_arrives_while_a_step_is_in_flight_joins_the_next_one(
     assert {output.request_id for output in second} == {"a", "b"}
 
 
-def test_several_steps_in_flight_give_the_same_tokens(executor: FakeExecutor) -> None:
-    engine = EngineCore(fake_engine_config(), executor, max_steps_in_flight=3)
+class OverlappingExecutor(FakeExecutor):
+    can_overlap_steps = True
+
+
+@pytest.fixture
+def overlapping() -> Iterator[FakeExecutor]:
+    executor = OverlappingExecutor(fake_engine_config(), on_message=lambda message: None)
+    executor.start()
+    yield executor
+    executor.shutdown()
+
+
+def test_steps_in_flight_at_once_give_the_same_tokens(overlapping: FakeExecutor) -> None:
+    engine = EngineCore(fake_engine_config(), overlapping)
+    assert engine.overlap.keeps_samples
     prompts = {f"r{index}": [index + 1] * (20 + index) for index in range(6)}
     for request_id, prompt in prompts.items():
         engine.add_request(request(request_id, prompt))

@@ -5,16 +5,17 @@ Random workloads drive the real scheduler against a worker that verifies every K
 
 import random
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.fake_model import FakeModelWorker, generate_alone
+from tests.support.fake_model import VOCAB_SIZE, FakeModelWorker, generate_alone
 from vcli.runtime.config import CacheConfig, SchedulerConfig
 from vcli.runtime.core.scheduler import Scheduler
 from vcli.runtime.messages import (
+    OWN_SAMPLE,
     EngineRequest,
     KVCacheConfig,
     ModelRunnerOutput,
@@ -37,6 +38,9 @@ class Setting:
     has_prefix_cache: bool
     num_steps_in_flight: int
     abort_chance: float
+    keeps_samples: bool = False
+    num_stages: int = 1
+    has_stop_tokens: bool = False
 
 
 settings_of_runs = st.builds(
@@ -51,6 +55,23 @@ settings_of_runs = st.builds(
     has_prefix_cache=st.booleans(),
     num_steps_in_flight=st.integers(1, 3),
     abort_chance=st.sampled_from([0.0, 0.0, 0.1]),
+    keeps_samples=st.booleans(),
+    num_stages=st.integers(1, 3),
+    has_stop_tokens=st.booleans(),
+)
+
+
+QUIET = Setting(
+    seed=1,
+    num_requests=1,
+    block_size=4,
+    num_spare_blocks=20,
+    max_num_seqs=8,
+    max_num_batched_tokens=64,
+    has_chunked_prefill=True,
+    has_prefix_cache=True,
+    num_steps_in_flight=1,
+    abort_chance=0.0,
 )
 
 
@@ -78,6 +99,8 @@ class Simulation:
             ),
             kv,
             MAX_MODEL_LEN,
+            num_stages=setting.num_stages,
+            keeps_samples=setting.keeps_samples,
         )
         self.worker = FakeModelWorker(
             kv,
@@ -111,13 +134,20 @@ class Simulation:
         if self.random.random() < 0.5:
             prompt[-1] = self.random.randint(0, 999)
         max_tokens = self.random.choice([1, 2, 7, 30, None])
+        # Every twentieth token of the vocabulary: about every third request stops early.
+        stops = tuple(range(0, VOCAB_SIZE, 20)) if self.setting.has_stop_tokens else ()
+        min_tokens = self.random.choice([0, 0, 3]) if stops and (max_tokens or 9) > 3 else 0
         request = EngineRequest(
             request_id=f"r{index}",
             prompt_token_ids=prompt,
-            sampling=SamplingParams(max_tokens=max_tokens),
+            sampling=SamplingParams(
+                max_tokens=max_tokens, stop_token_ids=stops, min_tokens=min_tokens
+            ),
         )
         room = MAX_MODEL_LEN - length
-        self.expected[request.request_id] = generate_alone(prompt, min(max_tokens or room, room))
+        self.expected[request.request_id] = generate_alone(
+            prompt, min(max_tokens or room, room), stops, min_tokens
+        )
         return request
 
     def abort_some(self) -> None:
@@ -162,7 +192,9 @@ def test_tokens_equal_those_of_running_alone(setting: Setting) -> None:
             assert generated == expected[: len(generated)]
         else:
             assert generated == expected
-            assert simulation.reasons[request_id] == "length"
+            stops = simulation.setting.has_stop_tokens and expected[-1] % 20 == 0
+            allowed = {"stop", "length"} if stops else {"length"}
+            assert simulation.reasons[request_id] in allowed
     stats = simulation.scheduler.stats()
     assert stats.num_free_kv_blocks == stats.num_kv_blocks
     assert stats.num_running == stats.num_waiting == 0
@@ -188,3 +220,78 @@ def test_a_tiny_cache_forces_preemption_and_loses_nothing(has_prefix_cache: bool
 
     assert simulation.scheduler.stats().preemptions_total > 0
     assert simulation.generated == simulation.expected
+
+
+@pytest.mark.parametrize("has_prefix_cache", [True, False])
+def test_a_tiny_cache_forces_preemption_of_requests_whose_token_is_in_flight(
+    has_prefix_cache: bool,
+) -> None:
+    setting = Setting(
+        seed=7,
+        num_requests=12,
+        block_size=4,
+        num_spare_blocks=2,
+        max_num_seqs=8,
+        max_num_batched_tokens=16,
+        has_chunked_prefill=True,
+        has_prefix_cache=has_prefix_cache,
+        num_steps_in_flight=2,
+        abort_chance=0.0,
+        keeps_samples=True,
+    )
+    simulation = Simulation(setting)
+
+    simulation.run()
+
+    assert simulation.scheduler.stats().preemptions_total > 0
+    assert simulation.generated == simulation.expected
+
+
+def test_a_step_is_scheduled_while_the_token_that_it_needs_is_in_flight() -> None:
+    simulation = Simulation(replace(QUIET, keeps_samples=True))
+    simulation.scheduler.add_request(
+        EngineRequest(request_id="a", prompt_token_ids=[1, 2], sampling=SamplingParams())
+    )
+
+    first = simulation.scheduler.schedule()
+    second = simulation.scheduler.schedule()
+
+    assert first is not None
+    assert second is not None
+    assert second.running.token_ids == [OWN_SAMPLE]
+    assert second.num_scheduled_tokens == [1]
+
+
+def test_nothing_is_scheduled_behind_the_last_token_that_a_request_may_have() -> None:
+    simulation = Simulation(replace(QUIET, keeps_samples=True))
+    simulation.scheduler.add_request(
+        EngineRequest(
+            request_id="a", prompt_token_ids=[1, 2], sampling=SamplingParams(max_tokens=2)
+        )
+    )
+
+    outs = [simulation.scheduler.schedule() for _ in range(3)]
+
+    assert [out is not None for out in outs] == [True, True, False]
+
+
+def test_steps_of_a_pipeline_share_the_running_requests() -> None:
+    simulation = Simulation(replace(QUIET, num_stages=2, num_steps_in_flight=2))
+    for index in range(4):
+        simulation.scheduler.add_request(
+            EngineRequest(
+                request_id=f"r{index}", prompt_token_ids=[index + 1], sampling=SamplingParams()
+            )
+        )
+    simulation.advance()
+    while simulation.in_flight:
+        simulation.scheduler.update_from_output(*simulation.in_flight.popleft())
+
+    sizes = []
+    for _ in range(2):
+        out = simulation.scheduler.schedule()
+        assert out is not None
+        sizes.append(len(out.running.numbers))
+
+    assert sizes == [2, 2]
+    assert simulation.scheduler.schedule() is None

@@ -4,6 +4,8 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -12,6 +14,7 @@ from vcli.runtime.distributed.collectives import (
     all_gather,
     all_reduce,
     barrier,
+    broadcast_object,
     recv_tensors,
     send_tensors,
 )
@@ -26,6 +29,7 @@ TIMEOUT_S = 20.0
 
 
 def context_of(rank, sizes):
+    sizes = {name: size for name, size in sizes.items() if name != "is_ring"}
     plan = plan_topology(ParallelConfig(**sizes))
     return build_parallel_context(plan, rank, timeout_s=TIMEOUT_S)
 
@@ -59,6 +63,20 @@ def groups(rank, sizes):
         ],
         "positive_times": all(report.all_reduce_us > 0 for report in reports),
     }
+
+
+def objects(rank, sizes):
+    """What `broadcast_object` gives from each source of the TP group, and whether by a ring."""
+    context = context_of(rank, sizes)
+    group = context.tp if sizes["is_ring"] else replace(context.tp, objects=None)
+    received = []
+    for source in (0, 2, 0):
+        mine = {"from": source, "tensor": torch.arange(50_000, dtype=torch.bfloat16)}
+        given = broadcast_object(mine if rank == source else None, group, src_rank_in_group=source)
+        assert torch.equal(given["tensor"], mine["tensor"])
+        received.append(given["from"])
+    num_rings = Path("/proc/self/maps").read_text().count("memfd:vcli-objects")
+    return {"received": received, "num_rings": num_rings, "rank": rank}
 
 
 def peer_dies(rank, sizes):

@@ -70,6 +70,15 @@ def test_collectives_stay_within_their_groups_and_tensors_go_to_the_next_stage()
     assert [result["received"] for result in results] == received
 
 
+@pytest.mark.parametrize("is_ring", [True, False])
+def test_objects_of_any_source_reach_the_group_through_a_ring_per_source_or_as_tensors(is_ring):
+    results = run_world("objects", 3, tensor_parallel_size=3, is_ring=is_ring)
+    num_rings = 2 if is_ring else 0
+    assert results == [
+        {"received": [0, 2, 0], "num_rings": num_rings, "rank": rank} for rank in range(3)
+    ]
+
+
 def test_every_group_of_the_plan_is_made_and_verified():
     results = run_world("groups", 4, tensor_parallel_size=2, data_parallel_size=2, is_moe=True)
     for rank, result in enumerate(results):

@@ -1,5 +1,6 @@
 """The back end without processes behaves like the one with them."""
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +12,8 @@ from tests.support.fake_worker import (
     fake_step,
     rank_of,
 )
-from vcli.runtime.errors import StartupError, WorkerDiedError, WorkerError
+from vcli.runtime.config import DeadlineConfig
+from vcli.runtime.errors import RpcTimeoutError, StartupError, WorkerError
 from vcli.runtime.executor.base import Executor, get_executor_class
 from vcli.runtime.executor.uniproc import UniProcExecutor
 from vcli.runtime.messages import ChildMessage, ChildState, KVCacheConfig
@@ -28,6 +30,13 @@ class BreaksInStep(FakeWorker):
         raise ValueError("device-side assert")
 
 
+class HangsLoading(FakeWorker):
+    def load_model(self) -> None:
+        self._report("weights", 0.1, "")
+        time.sleep(3)
+
+
+HANGS_LOADING = f"{__name__}:HangsLoading"
 FAILS_AT_ONCE = f"{__name__}:FailsAtOnce"
 BREAKS_IN_STEP = f"{__name__}:BreaksInStep"
 
@@ -54,10 +63,27 @@ def test_step_gives_the_output(executor: UniProcExecutor) -> None:
     assert (result.step, result.token_ids) == (7, [4])
 
 
-def test_non_block_gives_a_future_that_is_done(executor: UniProcExecutor) -> None:
+def test_non_block_returns_while_the_step_runs(executor: UniProcExecutor) -> None:
+    busy = executor.collective_rpc("sleep_on", args=([0], 0.2), non_block=True)
     future = executor.execute_model(fake_step(7), non_block=True)
-    assert future.done()
-    assert future.result().step == 7
+    assert not busy.done()
+    assert not future.done()
+    assert future.result(5).step == 7
+    assert busy.done()
+
+
+def test_deadline_is_kept_though_the_worker_hangs(executor: UniProcExecutor) -> None:
+    with pytest.raises(RpcTimeoutError, match=r"rank 0 \(Worker, in sleep_on for"):
+        executor.collective_rpc("sleep_on", args=([0], 0.4), timeout_s=0.1)
+    assert executor.collective_rpc("echo", args=("next",)) == ["next"]
+
+
+def test_worker_that_hangs_in_its_start_is_told_at_the_deadline() -> None:
+    config = fake_config(deadlines=DeadlineConfig(start_s=0.2))
+    executor = UniProcExecutor(config, on_message=lambda _: None, worker_cls=HANGS_LOADING)
+    with pytest.raises(StartupError, match=r"not ready after 0\.2 s") as late:
+        executor.start()
+    assert late.value.report.phase == "weights"
 
 
 def test_rpc_gives_a_list_and_with_a_reply_rank_the_value(executor: UniProcExecutor) -> None:
@@ -117,7 +143,7 @@ def test_failed_step_is_the_end_and_everybody_is_told() -> None:
     assert executor.is_failed
     assert len(early) == 1
     assert late == early
-    with pytest.raises(WorkerDiedError):
+    with pytest.raises(WorkerError):
         executor.collective_rpc("echo", args=(1,))
 
 

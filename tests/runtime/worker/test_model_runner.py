@@ -92,13 +92,13 @@ def test_ranks_together_generate_what_one_rank_does(tp, pp, defer):
 def test_only_rows_that_sample_reach_the_head(monkeypatch):
     runner = runner_of(engine_config(tiny_checkpoint()), single_rank_context(), 0)
     widths = []
-    compute_logits = runner._model.compute_logits
+    compute_logits = runner.model.compute_logits
 
     def counted(hidden):
         widths.append(len(hidden))
         return compute_logits(hidden)
 
-    monkeypatch.setattr(runner._model, "compute_logits", counted)
+    monkeypatch.setattr(runner.model, "compute_logits", counted)
     driver = StepDriver(runner.execute, chunk=4)
     driver.add([1, 2, 3], max_tokens=2)
     driver.add([1] * 10, max_tokens=1)
@@ -110,7 +110,7 @@ def test_only_rows_that_sample_reach_the_head(monkeypatch):
 def test_nan_of_the_model_names_the_request_and_the_step():
     runner = runner_of(engine_config(tiny_checkpoint()), single_rank_context(), 0)
     with torch.no_grad():
-        runner._model.embed_tokens.weight[VOCAB_SIZE - 1] = float("nan")
+        runner.model.embed_tokens.weight[VOCAB_SIZE - 1] = float("nan")
     driver = StepDriver(runner.execute)
     driver.add([1, 2, 3])
     bad = driver.add([4, VOCAB_SIZE - 1])

@@ -1,0 +1,51 @@
+"""Taking the device of a rank, and what has to happen on it before anything is measured."""
+
+import random
+
+import numpy as np
+import torch
+
+from vcli.runtime.config import EngineConfig
+from vcli.topology.errors import UnfitError
+from vcli.topology.plan import RankPlan
+
+
+def take_device(config: EngineConfig, plan: RankPlan, dtype: torch.dtype) -> torch.device:
+    """The device that the plan names, made the current one of this thread.
+
+    Raises:
+        UnfitError: it is not there, or can't compute in `dtype`.
+    """
+    if config.device_type == "cpu":
+        return torch.device("cpu")
+    index, count = plan.device_index, torch.cuda.device_count()
+    if index >= count:
+        raise UnfitError(
+            f"rank {plan.rank} is planned on cuda:{index}, {count} CUDA devices are visible",
+            hint="check CUDA_VISIBLE_DEVICES, or lower --tensor-parallel-size",
+        )
+    device = torch.device("cuda", index)
+    torch.cuda.set_device(device)
+    if dtype is torch.bfloat16 and not torch.cuda.is_bf16_supported():
+        raise UnfitError(
+            f"{torch.cuda.get_device_name(device)} has no bfloat16", hint="--dtype float16"
+        )
+    return device
+
+
+def seed_generators(seed: int) -> None:
+    """Seed every generator that a layer or a library may draw from."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def warm_up_blas(device: torch.device, dtype: torch.dtype) -> None:
+    """Let cuBLAS and cuBLASLt take their workspaces, which they never give back.
+
+    Before the first measurement, so that they count as what was there before.
+    """
+    matrix = torch.zeros((16, 16), device=device, dtype=dtype)
+    torch.mm(matrix, matrix)
+    torch.nn.functional.linear(matrix, matrix, matrix[0])
+    torch.cuda.synchronize(device)

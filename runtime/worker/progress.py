@@ -1,0 +1,159 @@
+"""Which collective each rank is in: a line of shared memory per rank, for when a step stalls.
+
+    line of a rank: collectives entered | code of the one it is in, 0 outside | since (monotonic ns)
+
+A rank writes its own line, with three stores a collective; the executor reads all of them. In a
+group all ranks call the same collectives, so the ranks that a waiting one waits for are those of
+its group that are not in it.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from vcli.runtime.ipc.segment import SharedSegment
+
+_LINE_WORDS = 8
+_LINE_BYTES = 8 * _LINE_WORDS
+
+OPERATIONS: Final = ("all_reduce", "all_gather", "broadcast", "send", "recv")
+KINDS: Final = ("TP", "PCP", "DCP", "PP", "DP", "EP", "EPLB")
+_CODES: Final = {
+    (operation, kind): 1 + index * len(KINDS) + place
+    for index, operation in enumerate(OPERATIONS)
+    for place, kind in enumerate(KINDS)
+}
+_NAMES: Final = {code: names for names, code in _CODES.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankProgress:
+    """What one rank does. `operation` and `kind` are empty outside of a collective."""
+
+    rank: int
+    num_entered: int
+    operation: str
+    kind: str
+    seconds: float
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the rank is in a collective."""
+        return bool(self.operation)
+
+    def describe(self) -> str:
+        """In words."""
+        if self.is_waiting:
+            return f"in {self.operation} of {self.kind} (collective {self.num_entered})"
+        return f"outside of a collective, after {self.num_entered}"
+
+
+class ProgressLine:
+    """One rank's own line. One thread writes."""
+
+    def __init__(self, words: memoryview) -> None:
+        self._words = words
+
+    def enter(self, operation: str, kind: str) -> None:
+        """The rank is about to wait for its peers."""
+        words = self._words
+        words[2] = time.monotonic_ns()
+        words[1] = _CODES[operation, kind]
+        words[0] += 1
+
+    def leave(self) -> None:
+        """All peers came."""
+        self._words[1] = 0
+
+    def read(self, rank: int) -> RankProgress:
+        """The line as a value."""
+        num_entered, code, since_ns = self._words[0], self._words[1], self._words[2]
+        operation, kind = _NAMES.get(code, ("", ""))
+        return RankProgress(
+            rank=rank,
+            num_entered=num_entered,
+            operation=operation,
+            kind=kind,
+            seconds=(time.monotonic_ns() - since_ns) / 1e9 if code else 0.0,
+        )
+
+
+class ProgressBoard:
+    """The lines of all ranks of a replica on one node."""
+
+    def __init__(self, segment: SharedSegment) -> None:
+        self._segment = segment
+        self._words = segment.buffer.cast("q")
+
+    @classmethod
+    def create(cls, num_ranks: int) -> "ProgressBoard":
+        """A board of empty lines.
+
+        Raises:
+            UnfitError: not enough memory for it.
+        """
+        return cls(SharedSegment.create(num_ranks * _LINE_BYTES, "vcli-progress"))
+
+    @classmethod
+    def attach(cls, fd: int) -> "ProgressBoard":
+        """A board whose descriptor was inherited; takes the descriptor over."""
+        return cls(SharedSegment.attach(fd))
+
+    @property
+    def fd(self) -> int:
+        """The descriptor to inherit."""
+        return self._segment.fd
+
+    def line(self, rank: int) -> ProgressLine:
+        """The line of a rank."""
+        return ProgressLine(self._words[rank * _LINE_WORDS : (rank + 1) * _LINE_WORDS])
+
+    def read(self, num_ranks: int) -> list[RankProgress]:
+        """The lines of the first ranks."""
+        return [self.line(rank).read(rank) for rank in range(num_ranks)]
+
+    def close(self) -> None:
+        """Give the memory back; lines that were given out must not be written any more."""
+        self._words.release()
+        self._segment.close()
+
+
+def missing_from_collective(
+    ranks: Sequence[RankProgress], group_of: Sequence[dict[str, tuple[int, ...]]]
+) -> dict[int, str]:
+    """Ranks that others wait for in a collective, each with which one; empty: nobody waits.
+
+    `group_of[rank]` are the ranks of each kind of group that the rank is in.
+    """
+    missing: dict[int, str] = {}
+    for waiting in ranks:
+        if not waiting.is_waiting:
+            continue
+        group = group_of[waiting.rank].get(waiting.kind, ())
+        for peer in _awaited(waiting, group):
+            if not _has_come(waiting, ranks[peer]):
+                missing.setdefault(peer, f"{waiting.operation} of {waiting.kind} {list(group)}")
+    # One that waits itself is only late because of somebody else.
+    causes = {rank: what for rank, what in missing.items() if not ranks[rank].is_waiting}
+    return causes or missing
+
+
+_PARTNER_OF: Final = {"send": ("recv", 1), "recv": ("send", -1)}
+"""What the partner does, and where it stands in the group."""
+
+
+def _awaited(waiting: RankProgress, group: tuple[int, ...]) -> tuple[int, ...]:
+    if waiting.rank not in group:
+        return ()
+    if waiting.operation not in _PARTNER_OF:
+        return group
+    place = group.index(waiting.rank) + _PARTNER_OF[waiting.operation][1]
+    return (group[place],) if 0 <= place < len(group) else ()
+
+
+def _has_come(waiting: RankProgress, peer: RankProgress) -> bool:
+    if waiting.operation in _PARTNER_OF:
+        return (peer.operation, peer.kind) == (_PARTNER_OF[waiting.operation][0], waiting.kind)
+    # In a group all ranks enter the same collectives, so their numbers can be compared.
+    return peer.num_entered >= waiting.num_entered

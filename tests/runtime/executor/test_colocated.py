@@ -1,0 +1,173 @@
+"""Rank 0 in this process, the others in children: one executor, whoever fails."""
+
+import os
+import queue
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import fake_worker
+from tests.support.fake_worker import FAKE_WORKER, fake_config, fake_step
+from vcli.runtime.config import DeadlineConfig
+from vcli.runtime.errors import RpcTimeoutError, StartupError, WorkerDiedError, WorkerError
+from vcli.runtime.executor.base import get_executor_class
+from vcli.runtime.executor.colocated import ColocatedExecutor
+from vcli.runtime.messages import ChildMessage, ChildState
+
+pytestmark = pytest.mark.process
+
+
+def make(
+    num_ranks: int = 2, worker_cls: str = FAKE_WORKER, messages=None, **deadlines: float
+) -> ColocatedExecutor:
+    limits = {"start_s": 30.0, "execute_model_s": 20.0, "shutdown_s": 3.0, **deadlines}
+    return ColocatedExecutor(
+        fake_config(num_ranks, deadlines=DeadlineConfig(**limits), log_level="CRITICAL"),
+        on_message=(messages or []).append,
+        worker_cls=worker_cls,
+        ring_bytes=1 << 18,
+    )
+
+
+@pytest.fixture
+def executor() -> Iterator[ColocatedExecutor]:
+    executor = make()
+    executor.start()
+    yield executor
+    executor.shutdown()
+
+
+def test_it_is_the_back_end_of_that_name() -> None:
+    assert get_executor_class("colocated") is ColocatedExecutor
+
+
+def test_rank_0_has_no_process_and_all_ranks_answer_in_order(
+    executor: ColocatedExecutor,
+) -> None:
+    assert list(executor.worker_pids) == ["Worker_TP1"]
+    pids = executor.collective_rpc(lambda worker: os.getpid())
+    assert pids == [os.getpid(), executor.worker_pids["Worker_TP1"]]
+    assert executor.collective_rpc("sleep_on", args=([0], 0.05)) == [0, 1]
+    assert executor.collective_rpc("echo", args=("x",), unique_reply_rank=1) == "x"
+
+
+def test_step_gives_the_result_of_rank_0(executor: ColocatedExecutor) -> None:
+    futures = [executor.execute_model(fake_step(step), non_block=True) for step in range(20)]
+    assert [future.result(5).step for future in futures] == list(range(20))
+
+
+def test_both_kinds_of_ranks_report_their_states() -> None:
+    messages: list[ChildMessage] = []
+    executor = ColocatedExecutor(
+        fake_config(2), on_message=messages.append, worker_cls=FAKE_WORKER, ring_bytes=1 << 18
+    )
+    executor.start()
+    executor.shutdown()
+    seen = {(m.process, m.state) for m in messages if isinstance(m, ChildState)}
+    assert {("Worker_TP0", "weights"), ("Worker_TP1", "weights")} <= seen
+
+
+def test_one_rank_alone_needs_no_child() -> None:
+    executor = make(num_ranks=1)
+    executor.start()
+    assert executor.worker_pids == {}
+    assert executor.collective_rpc("echo", args=(3,)) == [3]
+    executor.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("order", "words"),
+    [
+        (fake_worker.STEP_RAISES_ON_RANK_1, "device-side assert on rank 1"),
+        (fake_worker.STEP_KILLS_RANK_1, "killed by SIGKILL"),
+    ],
+)
+def test_failure_of_a_child_fails_the_step_though_rank_0_hangs(
+    executor: ColocatedExecutor, order: int, words: str
+) -> None:
+    begin_s = time.monotonic()
+    with pytest.raises((WorkerError, WorkerDiedError), match=words):
+        executor.execute_model(fake_step(number=order))
+    assert time.monotonic() - begin_s < 1.0
+    executor.shutdown()
+    assert time.monotonic() - begin_s < 5.0
+
+
+def test_failure_of_rank_0_in_a_call_is_told_and_survived(executor: ColocatedExecutor) -> None:
+    with pytest.raises(WorkerError, match="ordered on rank 0"):
+        executor.collective_rpc("raise_on", args=([0],))
+    assert executor.collective_rpc("echo", args=(1,)) == [1, 1]
+
+
+def test_deadline_names_rank_0_too(executor: ColocatedExecutor) -> None:
+    with pytest.raises(RpcTimeoutError, match=r"rank 0 \(Worker_TP0, in sleep_on for"):
+        executor.collective_rpc("sleep_on", args=([0], 0.4), timeout_s=0.1)
+
+
+def test_kill_of_a_child_while_idle_is_told_once(executor: ColocatedExecutor) -> None:
+    failures: queue.Queue[object] = queue.Queue()
+    executor.register_failure_callback(failures.put)
+    os.kill(executor.worker_pids["Worker_TP1"], signal.SIGKILL)
+    assert failures.get(timeout=5).rank == 1
+    assert executor.is_failed
+
+
+class FailsOnRank0(fake_worker.FakeWorker):
+    """Rank 0 raises in its weights; rank 1 waits for it."""
+
+    def load_model(self) -> None:
+        self._report("weights", 0.5, "")
+        if self.rank == 0:
+            raise ValueError("tensor model.norm.weight is missing")
+        time.sleep(30)
+
+
+class LosesItsPeer(fake_worker.FakeWorker):
+    """Rank 1 is killed, which rank 0 sees first, as a connection that ended."""
+
+    def load_model(self) -> None:
+        self._report("weights", 0.5, "")
+        marker = Path(os.environ["TEST_MARKER"])
+        if self.rank == 1:
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        while not marker.exists():
+            time.sleep(0.01)
+        raise RuntimeError("[gloo] Connection closed by peer")
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "words"),
+    [
+        ("FailsOnRank0", 0, "model.norm.weight is missing"),
+        ("LosesItsPeer", 1, "killed by SIGKILL"),
+    ],
+)
+def test_failed_start_names_its_cause(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, rank: int, words: str
+) -> None:
+    monkeypatch.setenv("TEST_MARKER", str(tmp_path / "dying"))
+    executor = make(worker_cls=f"tests.runtime.executor.test_colocated:{name}")
+    begin_s = time.monotonic()
+    with pytest.raises(StartupError, match=words) as failed:
+        executor.start()
+    assert failed.value.report.rank == rank
+    assert time.monotonic() - begin_s < 15.0
+
+
+def test_rank_0_that_never_gets_ready_is_named_at_the_deadline() -> None:
+    executor = make(worker_cls="tests.runtime.executor.test_colocated:NeverReadyHere", start_s=3.0)
+    with pytest.raises(StartupError, match=r"Worker_TP0 .*not ready after 3 s"):
+        executor.start()
+
+
+class NeverReadyHere(fake_worker.FakeWorker):
+    """Rank 0 stays in its weights."""
+
+    def load_model(self) -> None:
+        self._report("weights", 0.5, "")
+        if self.rank == 0:
+            time.sleep(6)
