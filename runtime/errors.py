@@ -1,5 +1,7 @@
 """Failures of running processes, as data that crosses process borders and as exceptions."""
 
+from typing import Any
+
 import msgspec
 
 from vcli.topology.errors import ExitStatus, VcliError
@@ -52,6 +54,17 @@ class StartupError(ReportedError):
 
 class WorkerError(ReportedError):
     """A worker's method raised while serving; the traceback is the remote one."""
+
+
+class FailedWithOutput(VcliError):
+    """Raised by a worker's method that fails and has something to hand on all the same.
+
+    `output` reaches the aggregator of the call, if it has one; else this is a failure as any.
+    """
+
+    def __init__(self, message: str, output: Any) -> None:
+        super().__init__(message)
+        self.output = output
 
 
 class WorkerDiedError(ReportedError):

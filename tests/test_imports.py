@@ -13,6 +13,7 @@ PACKAGES = ("cli", "runtime", "topology", "diagnostics")
 
 # From the top; a package may import what stands below it, never its neighbours on a line.
 RUNTIME_LAYERS: tuple[tuple[str, ...], ...] = (
+    ("bench",),
     ("launch",),
     ("server",),
     ("engine",),
@@ -48,6 +49,7 @@ TORCH_FREE = (
     "runtime/engine",
     "runtime/server",
     "runtime/launch",
+    "runtime/bench",
 )
 
 

@@ -52,7 +52,7 @@ def encode(obj: object) -> list[Buffer]:
     tag = _TAG_BYTES.get(type(obj))
     if tag is not None:
         return [tag + _ENCODER.encode(obj)]
-    if type(obj) is tuple and _SCALARS.issuperset(map(type, obj)):
+    if type(obj) in _SCALARS or (type(obj) is tuple and _SCALARS.issuperset(map(type, obj))):
         return [pickle.dumps(obj, protocol=5)]
     parts: list[Buffer] = []
 
@@ -103,6 +103,10 @@ class _Pickler(pickle.Pickler):
         torch = sys.modules.get("torch")
         if torch is not None and type(obj) is torch.Tensor:
             return _reduce_tensor(torch, obj)
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and type(obj) is numpy.ndarray and not obj.flags.forc:
+            # As it is, numpy would copy it into the pickle, and out of it again.
+            return numpy.ascontiguousarray(obj).__reduce_ex__(5)
         return NotImplemented
 
 

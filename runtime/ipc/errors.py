@@ -1,5 +1,7 @@
 """Why a queue could not send or receive."""
 
+from collections.abc import Sequence
+
 from vcli.runtime.ipc.layout import ReaderState
 from vcli.topology.errors import ExitStatus, VcliError
 
@@ -12,6 +14,32 @@ class QueueError(VcliError):
 
 class QueueTimeout(QueueError, TimeoutError):
     """Nothing came in time."""
+
+
+class HandshakeTimeout(QueueTimeout):
+    """Not every end attached in time; `missing` are readers, by index."""
+
+    def __init__(
+        self,
+        name: str,
+        waited_s: float,
+        missing: Sequence[int],
+        pids: Sequence[int | None] = (),
+        *,
+        writer_pid: int | None = None,
+    ) -> None:
+        known = dict(zip(missing, pids, strict=False))
+        who = [
+            f"reader {index}" + (f" (pid {pid})" if (pid := known.get(index)) else "")
+            for index in missing
+        ]
+        if not who:
+            who = [f"the handshake of the writer (pid {writer_pid or 'unknown'})"]
+        super().__init__(
+            f"queue {name!r}: after {waited_s:.1f} s still missing: {', '.join(who)}",
+            hint="look at the log of those processes; they may have failed before",
+        )
+        self.missing = list(missing)
 
 
 class QueueFullTimeout(QueueTimeout):

@@ -1,6 +1,6 @@
 """What stands where in a ring's memory, who writes it, and in which order.
 
-    line 0    magic, version, capacity, number of readers, processes that share the CPUs
+    line 0    magic, version, capacity, number of readers, processes that want a CPU
     line 1    write position, writer state, writer pid                              by the writer
     line 2    space target                                                          by the writer
     line 4+2i read position, records read, armed generation, pid, reader state      by reader i
@@ -50,8 +50,8 @@ READ_POSITION, READ_SEQUENCE, ARMED_GENERATION, READER_PID, READER_STATE = range
 ACTIVITY_SINCE_NS, ACTIVITY_TEXT = 8, 9
 ACTIVITY_BYTES = 56
 
-# States of either end; 0 is "not attached yet".
-ATTACHED, CLOSED = 1, 2
+# States of either end; 0 is "not attached yet". A ready writer saw every reader attached.
+ATTACHED, CLOSED, READY = 1, 2, 3
 
 # Kinds of records.
 PLAIN, START, FRAGMENT, WRAP = range(4)

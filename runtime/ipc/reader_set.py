@@ -4,10 +4,8 @@ import select
 import time
 from collections.abc import Sequence
 
-from vcli.runtime.ipc.broadcast import BroadcastReader
-from vcli.runtime.ipc.wakeup import Spinner
-
-_RECHECK_S = 1.0
+from vcli.runtime.ipc.broadcast_reader import BroadcastReader
+from vcli.runtime.ipc.wakeup import Spinner, sleep_slice_s
 
 
 class ReaderSet:
@@ -20,6 +18,9 @@ class ReaderSet:
         self._versions = -1
         self._owners: dict[int, BroadcastReader] = {}
         self._epoll = select.epoll()
+        self._extra_poll = select.poll()
+        for fd in extra_fds:
+            self._extra_poll.register(fd, select.POLLIN)
 
     def close(self) -> None:
         """Close the set's own descriptor; the readers stay open."""
@@ -36,18 +37,21 @@ class ReaderSet:
         ready = self._ready()
         if not ready and self._spinner.is_worthwhile and self._spinner.spin(self._any_has_next):
             ready = self._ready()
+        if ready:
+            # A stream of records must not hide the others.
+            return ready, self._poll_extra()
         self._spinner.sleep_begins()
         fds: list[int] = []
         while not ready and not fds:
             for reader in self._readers:
                 reader.ring.arm()
             ready = self._ready()
-            left_s = None if deadline is None else deadline - time.monotonic()
-            fds = self._sleep(0.0 if ready else left_s)
+            is_late = deadline is not None and time.monotonic() >= deadline
+            fds = self._sleep(0.0 if ready else sleep_slice_s(deadline))
             for reader in self._readers:
                 reader.ring.disarm()
             ready = ready or self._ready()
-            if left_s is not None and left_s <= 0:
+            if is_late:
                 break
         if ready:
             self._spinner.sleep_ends()
@@ -59,7 +63,7 @@ class ReaderSet:
     def _any_has_next(self) -> bool:
         return any(reader.ring.has_next() for reader in self._readers)
 
-    def _sleep(self, timeout_s: float | None) -> list[int]:
+    def _sleep(self, timeout_s: float) -> list[int]:
         """Poll once; notes the dead. Gives the extra descriptors."""
         for reader in self._readers:
             if reader.wakeup.version == 0:
@@ -68,14 +72,16 @@ class ReaderSet:
         if versions != self._versions:
             self._versions = versions
             self._register()
-        sleep_s = _RECHECK_S if timeout_s is None else max(0.0, min(_RECHECK_S, timeout_s))
         extra = []
-        for fd, _ in self._epoll.poll(sleep_s):
+        for fd, _ in self._epoll.poll(timeout_s):
             if fd in self._extra_fds:
                 extra.append(fd)
             else:
                 self._owners[fd].wakeup.note(fd)
         return extra
+
+    def _poll_extra(self) -> list[int]:
+        return [fd for fd, _ in self._extra_poll.poll(0)] if self._extra_fds else []
 
     def _register(self) -> None:
         self._epoll.close()

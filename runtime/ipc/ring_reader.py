@@ -77,6 +77,16 @@ class RingReader:
         """Whether the writer said that no record follows those in the ring."""
         return self._words[at.WRITER_STATE] == at.CLOSED
 
+    @property
+    def writer_is_ready(self) -> bool:
+        """Whether the writer said that every reader is there."""
+        return self._words[at.WRITER_STATE] == at.READY
+
+    def missing_readers(self) -> list[int]:
+        """Readers that have not attached so far."""
+        words = [self.layout.reader_word(index) for index in range(self.layout.num_readers)]
+        return [i for i, word in enumerate(words) if self._words[word + at.READER_STATE] == 0]
+
     def try_read(self) -> list[memoryview] | None:
         """The next record's buffers, or None when there is none yet.
 

@@ -64,6 +64,18 @@ class RingWriter:
         self._words[at.WRITER_PID] = pid
         self._set_state(at.ATTACHED)
 
+    def missing_readers(self) -> list[int]:
+        """Readers that have not attached so far."""
+        return [
+            index
+            for index, reader in enumerate(self._readers)
+            if self._words[reader + at.READER_STATE] == 0
+        ]
+
+    def set_ready(self) -> None:
+        """Tell the readers that all of them are there."""
+        self._set_state(at.READY)
+
     def set_closed(self) -> None:
         """Tell the readers that no record follows."""
         self._set_state(at.CLOSED)

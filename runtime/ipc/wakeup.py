@@ -13,9 +13,19 @@ import time
 from collections.abc import Callable
 from enum import IntEnum
 
-SPIN_NS = 40_000
-"""Longest spin: about what a sleep and a wake-up across CPUs cost."""
+SPIN_NS = 80_000
+"""Longest spin: about what two wake-ups across CPUs cost, so that one end may begin to spin while
+the other still sleeps."""
+RECHECK_S = 1.0
+"""Longest sleep at a time. No ring is lost by the protocol; this bounds the harm if one were."""
 _MAX_SCORE = 8
+
+
+def sleep_slice_s(deadline: float | None) -> float:
+    """How long to sleep now, with a deadline of the monotonic clock."""
+    if deadline is None:
+        return RECHECK_S
+    return max(0.0, min(RECHECK_S, deadline - time.monotonic()))
 
 
 class Wake(IntEnum):
@@ -138,10 +148,14 @@ class WakeupReceiver:
 class Spinner:
     """Spins for microseconds before a sleep, while that is worth it.
 
-    Never when more processes run than there are CPUs: a spinner would take the CPU from the one it
-    waits for. Otherwise by score: a spin that found its message counts for spinning, a spin in vain
-    against it, and so a worker that is paced stops after a few; a sleep that turned out shorter
-    than a spin counts for trying again. On a busy machine most spins are in vain.
+    Worth it only for as many processes as there are CPUs: one more would take the CPU from the one
+    it waits for. So of a queue's ends the writer and the first readers may spin, and the other
+    readers sleep: they get a CPU whenever a spinner yields. `num_processes` counts this spinner and
+    those before it.
+
+    And by score: a spin that found its message counts for spinning, a spin in vain against it, and
+    so a worker that is paced stops after a few. A sleep that a spin would have covered counts for
+    trying again. On a busy machine most spins are in vain.
     """
 
     def __init__(self, num_processes: int) -> None:
@@ -156,17 +170,19 @@ class Spinner:
 
     def spin(self, is_ready: Callable[[], bool]) -> bool:
         """Whether `is_ready()` became true within a spin."""
-        end_ns = time.monotonic_ns() + SPIN_NS
+        began_ns = time.monotonic_ns()
+        end_ns = began_ns + SPIN_NS
         while True:
             found = is_ready()
-            if time.monotonic_ns() > end_ns:
+            now_ns = time.monotonic_ns()
+            if found and now_ns < end_ns:
+                self._score = min(_MAX_SCORE, self._score + 1)
+                return True
+            if now_ns > end_ns:
                 # Also when found: this process lost its CPU while it spun.
                 self._score -= 2
                 return found
-            if found:
-                self._score = min(_MAX_SCORE, self._score + 1)
-                return True
-            # The peer may be queued behind this process on the same CPU.
+            # The peer may be queued behind this process, or a thread wait for the interpreter.
             os.sched_yield()
 
     def sleep_begins(self) -> None:
@@ -176,5 +192,5 @@ class Spinner:
 
     def sleep_ends(self) -> None:
         """A sleep ended with a record."""
-        if self._has_cpus and time.monotonic_ns() - self._slept_at_ns < SPIN_NS // 2:
+        if self._has_cpus and time.monotonic_ns() - self._slept_at_ns < SPIN_NS:
             self._score = min(_MAX_SCORE, self._score + 1)

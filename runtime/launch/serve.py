@@ -1,9 +1,10 @@
 """The `vcli serve` process: starts the engine core, serves HTTP, ends everything in order."""
 
 import asyncio
+import signal
 import socket
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import uvloop
@@ -11,18 +12,24 @@ import uvloop
 from vcli.runtime.config import EngineConfig
 from vcli.runtime.engine.async_engine import AsyncEngine
 from vcli.runtime.engine.tokenizer import Tokenizer
-from vcli.runtime.errors import EngineDeadError, FailureReport
+from vcli.runtime.errors import EngineDeadError, FailureReport, ReportedError, StartupError
 from vcli.runtime.ipc.frames import frame_pair
 from vcli.runtime.launch.stop_signals import StopSignals
 from vcli.runtime.log import configure_logging
-from vcli.runtime.messages import ChildMessage, GroupReport
+from vcli.runtime.messages import ChildMessage, ChildState, GroupReport
 from vcli.runtime.process.child import ChildSpec
+from vcli.runtime.process.failures import with_status
+from vcli.runtime.process.fork_owner import ForkServer
 from vcli.runtime.process.group import ChildGroup
 from vcli.runtime.server.api_server import ApiServer
 from vcli.runtime.server.app import build_app
 from vcli.runtime.server.listen import url_of
 from vcli.runtime.server.metrics import ServerMetrics
 from vcli.topology import ExitStatus, plan_to_json
+
+if TYPE_CHECKING:
+    from vcli.runtime.launch.gathering import Member
+    from vcli.runtime.launch.leader import Leader
 
 #: ^C until the last open request is aborted; with the ladder below it stays within five seconds.
 _DRAIN_S = 2.5
@@ -51,18 +58,38 @@ class ServeView(Protocol):
 
 
 def serve_until_stopped(
-    config: EngineConfig, listener: socket.socket, *, view: ServeView, environ: Mapping[str, str]
+    config: EngineConfig,
+    listener: socket.socket,
+    *,
+    view: ServeView,
+    environ: Mapping[str, str],
+    tokenizer: Tokenizer | None = None,
+    fork_server: ForkServer | None = None,
+    nodes: "Leader | None" = None,
 ) -> ExitStatus:
-    """Start the engine and serve on `listener` until a signal; blocks.
+    """Start the engine, by the fork server if there is one, and serve on `listener`; blocks.
 
-    Returns the status for the signal that ended it; nothing that was started is left.
+    `tokenizer` is the model's, loaded here if not given. With `nodes` the other nodes of the job
+    join first. Returns the status for the signal that ended it; nothing that was started is left.
 
     Raises:
+        ConfigError: the tokenizer of the model is damaged.
+        NodesError: the other nodes did not come (exit 3), or disagree (exit 4).
         StartupError: something failed before ready (exit 5).
         EngineDeadError: a process died or failed while serving (exit 6).
     """
     configure_logging("ApiServer", config.log_level)
-    return uvloop.run(_Server(config, listener, view, environ).run())
+    tokenizer = tokenizer or Tokenizer.from_folder(config.model.path)
+    server = _Server(
+        config,
+        listener,
+        view=view,
+        environ=environ,
+        tokenizer=tokenizer,
+        fork_server=fork_server,
+        nodes=nodes,
+    )
+    return uvloop.run(server.run())
 
 
 class _Server:
@@ -70,9 +97,16 @@ class _Server:
         self,
         config: EngineConfig,
         listener: socket.socket,
+        *,
         view: ServeView,
         environ: Mapping[str, str],
+        tokenizer: Tokenizer,
+        fork_server: ForkServer | None,
+        nodes: "Leader | None",
     ) -> None:
+        self._tokenizer = tokenizer
+        self._fork_server = fork_server
+        self._nodes = nodes
         self._config = config
         self._listener = listener
         self._view = view
@@ -87,66 +121,124 @@ class _Server:
         self._loop = asyncio.get_running_loop()
         self._signals = StopSignals()
         self._signals.install()
-        core_socket: socket.socket | None = None
+        core_socket, core_end = frame_pair()
         try:
-            core_socket = self._start_core()
-            payload = await self._wait_until_ready()
+            payload = None
+            if await self._join_nodes() and await self._start_core(core_end):
+                payload = await self._wait_until_ready()
             if payload is None:
                 return self._signals.exit_status
             await self._serve(core_socket, payload)
+        except ReportedError as error:
+            self._failure = self._failure or error.report
+            raise
         finally:
+            self._stop_nodes()
             grace_s = 0.0 if self._signals.second.is_set() else _CORE_STOP_S
             await asyncio.to_thread(self._children.shutdown, grace_s)
-            if core_socket is not None:
-                core_socket.close()
+            core_socket.close()
+            core_end.close()
             self._signals.uninstall()
         if self._failure is not None:
             self._view.on_failure(self._failure)
             raise EngineDeadError(self._failure)
         return self._signals.exit_status
 
-    def _start_core(self) -> socket.socket:
-        own_end, core_end = frame_pair()
+    async def _join_nodes(self) -> bool:
+        """Wait for the other nodes, if there are any; False when a signal came first."""
+        if self._nodes is None:
+            return True
+        self._nodes.watch(on_failure=self._on_node_failure, on_leave=self._on_leave)
+        return await self._nodes.join(self._signals)
+
+    async def _start_core(self, core_end: socket.socket) -> bool:
+        """Start the core; False when a signal came first.
+
+        In a thread: the fork server may still be importing.
+        """
+        link = self._fork_server.new_link() if self._fork_server is not None else None
         core_fd = core_end.fileno()
-        self._children.start(
-            [
-                ChildSpec(
-                    target="vcli.runtime.core.core_proc:core_main",
-                    arguments=(self._config, core_fd),
-                    title="EngineCore",
-                    pass_fds=(core_fd,),
-                    log_level=self._config.log_level,
-                )
-            ]
+        link_fds = () if link is None else (link.fileno(),)
+        nodes = None if self._nodes is None else self._nodes.core_links
+        spec = ChildSpec(
+            target="vcli.runtime.core.core_proc:core_main",
+            arguments=(self._config, core_fd, nodes),
+            title="EngineCore",
+            pass_fds=(core_fd, *link_fds, *(() if nodes is None else nodes.fds())),
+            fork_server_fd=None if link is None else link.fileno(),
+            log_level=self._config.log_level,
         )
-        core_end.close()
-        return own_end
+        starter = None if self._fork_server is None else self._fork_server.starter
+        starting = asyncio.create_task(
+            asyncio.to_thread(self._children.start, [spec], starter=starter)
+        )
+        try:
+            await self._until_done_or_signal(starting)
+            if not starting.done() and self._fork_server is not None:
+                self._fork_server.cancel_starts()
+            await asyncio.wait({starting})
+        finally:
+            core_end.close()
+            if link is not None:
+                link.close()
+            if self._nodes is not None:
+                self._nodes.let_go_of_core()
+        if self._signals.first.is_set():
+            return False
+        if self._failure is not None:
+            raise StartupError(self._failure)
+        starting.result()
+        self._tell_of_fork_server()
+        return True
+
+    def _tell_of_fork_server(self) -> None:
+        server = self._fork_server
+        if server is not None and server.preloaded is not None:
+            seconds = server.preloaded.seconds
+            self._view.on_message(
+                ChildState(process="ForkServer", state="imported", seconds=seconds, pid=server.pid)
+            )
 
     async def _wait_until_ready(self) -> dict[str, Any] | None:
-        """What the core reports; None when a signal came first."""
+        """What the core reports; None when a signal came first.
+
+        Raises:
+            StartupError: the core, one of its workers, or another node failed.
+        """
         waiting = asyncio.create_task(
             asyncio.to_thread(self._children.wait_ready, self._config.deadlines.start_s)
         )
-        stopping = asyncio.create_task(self._signals.first.wait())
-        await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if waiting.done():
+        await self._until_done_or_signal(waiting)
+        if waiting.done() and self._failure is None:
             return dict(waiting.result()[0])
+        self._stop_nodes()
         await asyncio.to_thread(self._children.shutdown, 0.0)
         await asyncio.gather(waiting, return_exceptions=True)
+        if self._failure is not None:
+            raise StartupError(self._failure)
         return None
+
+    async def _until_done_or_signal(self, task: asyncio.Task[Any]) -> None:
+        """Or until another node failed."""
+        events = [
+            asyncio.create_task(self._signals.first.wait()),
+            asyncio.create_task(self._has_failed.wait()),
+        ]
+        await asyncio.wait({task, *events}, return_when=asyncio.FIRST_COMPLETED)
+        for event in events:
+            event.cancel()
 
     async def _serve(self, core_socket: socket.socket, payload: Mapping[str, Any]) -> None:
         spec = self._config.model.spec
-        tokenizer = await asyncio.to_thread(Tokenizer.from_folder, self._config.model.path)
         metrics = ServerMetrics(self._config.model.served_name)
         engine = AsyncEngine(
             core_socket,
-            tokenizer,
+            self._tokenizer,
             max_model_len=self._config.model.max_model_len,
             vocab_size=spec.vocab_size,
-            default_sampling=tokenizer.default_sampling,
+            default_sampling=self._tokenizer.default_sampling,
             observer=metrics,
+            on_own_failure=self._on_failure,
         )
         self._engine = engine
         await engine.start()
@@ -162,6 +254,8 @@ class _Server:
         self._view.on_serving(
             url_of(self._listener), int(payload["num_kv_blocks"]) * int(payload["block_size"])
         )
+        if self._nodes is not None:
+            self._nodes.tell_serving(url_of(self._listener))
         try:
             await self._until_stop_or_failure(serving)
             await self._wind_down(engine, server)
@@ -201,12 +295,29 @@ class _Server:
 
     def _on_failure(self, report: FailureReport) -> None:
         """From the monitor's thread: the first cause, once; an end that was asked for is none."""
-        if self._is_ending:
+        if self._is_ending or self._failure is not None:
             return
         self._failure = report
         if self._engine is not None:
             self._engine.fail(report)
         self._loop.call_soon_threadsafe(self._has_failed.set)
+
+    def _stop_nodes(self) -> None:
+        """Before anything here is ended, which the other nodes would take for a failure."""
+        if self._nodes is not None:
+            status = self._signals.exit_status or ExitStatus.BUG
+            self._nodes.stop(status, self._failure)
+
+    def _on_node_failure(self, report: FailureReport) -> None:
+        """From the thread of the nodes' hub; a node does not know whether the others are ready."""
+        status = ExitStatus.START_FAILED if self._engine is None else ExitStatus.DIED_SERVING
+        self._on_failure(with_status(report, status))
+
+    def _on_leave(self, member: "Member", status: ExitStatus) -> None:
+        """From the thread of the nodes' hub: another node's user ends the job."""
+        self._view.note(f"{member} was stopped by its user: the job ends")
+        number = signal.SIGTERM if status is ExitStatus.TERMINATED else signal.SIGINT
+        self._loop.call_soon_threadsafe(self._signals.ask, number)
 
     def _server_info(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -216,4 +327,3 @@ class _Server:
             "plan": plan_to_json(self._config.plan),
             "started": dict(payload),
         }
-

@@ -33,6 +33,10 @@ class StopSignals:
         for number in _STATUS:
             self._loop.remove_signal_handler(number)
 
+    def ask(self, number: signal.Signals) -> None:
+        """Stop as if this signal had come: another node was asked to."""
+        self._on_signal(number)
+
     def _on_signal(self, number: signal.Signals) -> None:
         if self.first.is_set():
             self.second.set()

@@ -41,7 +41,9 @@ class ChildSpec:
 
     `arguments` are pickled in the parent and read in the child after its own set-up. `environ` is
     added to the inherited environment (`environ.worker_environ` has the rules); `pass_fds` keep
-    their numbers. `title` is kept without the prefix of process titles: `Worker_TP1`.
+    their numbers. With `numa_node` the child's memory comes from there, and its CPUs unless
+    `cpu_affinity` names them. `fork_server_fd`, one of `pass_fds`, is a link to the fork server
+    for the child's own children. `title` is kept without the prefix of process titles.
     """
 
     target: str
@@ -51,14 +53,16 @@ class ChildSpec:
     environ: Mapping[str, str] = field(default_factory=dict)
     omp_num_threads: int | None = None
     cpu_affinity: tuple[int, ...] | None = None
+    numa_node: int | None = None
     pass_fds: tuple[int, ...] = ()
+    fork_server_fd: int | None = None
     log_level: str = "INFO"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "title", self.title.removeprefix(TITLE_PREFIX))
 
-    def encode(self) -> bytes:
-        """The frame that tells all of this to the child."""
+    def encode(self, surroundings: "Surroundings | None" = None) -> bytes:
+        """The frame that tells all of this to the child; with what it does not inherit."""
         return msgspec.msgpack.encode(
             StartFrame(
                 target=self.target,
@@ -67,13 +71,26 @@ class ChildSpec:
                 environ=dict(self.environ),
                 omp_num_threads=self.omp_num_threads,
                 cpu_affinity=self.cpu_affinity,
+                numa_node=self.numa_node,
                 pass_fds=self.pass_fds,
+                fork_server_fd=self.fork_server_fd,
                 log_level=self.log_level,
                 parent_pid=os.getpid(),
                 started_s=time.monotonic(),
                 arguments=pickle.dumps(self.arguments, protocol=pickle.HIGHEST_PROTOCOL),
+                surroundings=surroundings,
             )
         )
+
+
+class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a child would inherit from the process that wants it, if that were what starts it."""
+
+    environ: dict[str, str]
+    search_path: list[str]
+    folder: str
+    affinity: tuple[int, ...]
+    max_open_files: int
 
 
 class StartFrame(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,11 +105,14 @@ class StartFrame(msgspec.Struct, frozen=True, kw_only=True):
     environ: dict[str, str]
     omp_num_threads: int | None
     cpu_affinity: tuple[int, ...] | None
+    numa_node: int | None
     pass_fds: tuple[int, ...]
+    fork_server_fd: int | None
     log_level: str
     parent_pid: int
     started_s: float
     arguments: bytes
+    surroundings: Surroundings | None
 
 
 class ChildContext:
@@ -105,6 +125,7 @@ class ChildContext:
         self.title = start.title
         self.rank = start.rank
         self.parent_pid = start.parent_pid
+        self.fork_server_fd = start.fork_server_fd
         self._started_s = start.started_s
         self._control = control
         self._lifeline = lifeline

@@ -4,6 +4,7 @@ Nothing here reads or writes the environment of a process: `entry` does, in the 
 """
 
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +16,14 @@ OMP_NUM_THREADS = "OMP_NUM_THREADS"
 #: what the user says about it reaches every child as it is.
 UNTOUCHABLE = ("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS")
 
+#: Ours is a default: the user knows the network better.
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
+LOOPBACK = "lo"
+
+#: How Ray's library finds its cluster.
+RAY_ADDRESS = "RAY_ADDRESS"
+
 
 def worker_environ(
     base: Mapping[str, str],
@@ -24,10 +33,10 @@ def worker_environ(
 ) -> dict[str, str]:
     """The environment of a child whose parent has `base`.
 
-    `additions` replace what the parent has, except for the names in `UNTOUCHABLE`.
-    `omp_num_threads` counts only where the user set no OMP_NUM_THREADS.
+    `additions` replace what the parent has, except for the names in `UNTOUCHABLE` and the
+    interfaces of gloo and NCCL. `omp_num_threads` counts only where the user set no OMP_NUM_THREADS.
     """
-    kept = {name: base[name] for name in UNTOUCHABLE if name in base}
+    kept = {name: base[name] for name in (*UNTOUCHABLE, GLOO_INTERFACE, NCCL_INTERFACE) if name in base}
     environ = {**base, **(additions or {}), **kept}
     if omp_num_threads is not None:
         environ.setdefault(OMP_NUM_THREADS, str(omp_num_threads))
@@ -59,3 +68,23 @@ def restore_environ(environ: Mapping[str, str]) -> dict[str, str]:
     if saved is not None:
         restored[PYTHON_PATH] = saved
     return restored
+
+
+def one_host_environ() -> dict[str, str]:
+    """Additions for ranks that all run on this host.
+
+    By itself gloo takes the interface of the host's name, which may be any, or none.
+    """
+    names = {name for _, name in socket.if_nameindex()}
+    return {GLOO_INTERFACE: LOOPBACK} if LOOPBACK in names else {}
+
+
+def interface_environ(interface: str) -> dict[str, str]:
+    """Additions for ranks that reach others by this interface; none where it is not known."""
+    return {GLOO_INTERFACE: interface, NCCL_INTERFACE: interface} if interface else {}
+
+
+def first_number(value: str) -> int | None:
+    """The first of the numbers in a value like OMP_NUM_THREADS=4,2; None where there is none."""
+    first = value.split(",", maxsplit=1)[0].strip()
+    return int(first) if first.isdecimal() and int(first) > 0 else None

@@ -12,9 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+import msgspec
+
 from vcli.runtime.errors import FailureReport, ReportedError
 from vcli.runtime.process.lifeline import PARENT_GONE_EXIT_CODE
 from vcli.topology.errors import ExitStatus, VcliError
+
+#: Exit code of a process that has ended, nobody knows how: no status of a process is that large.
+LOST_EXIT_CODE = 256
 
 #: Exception types that tell of another process' end (PyTorch's Dist... wrap NCCL and the store).
 _CONSEQUENCE_KINDS = frozenset(
@@ -114,6 +119,13 @@ def report_error(
     )
 
 
+def with_status(report: FailureReport, status: ExitStatus) -> FailureReport:
+    """`report` with this exit status, unless its own says what the user can mend."""
+    if report.exit_status in _KEPT_STATUSES:
+        return report
+    return msgspec.structs.replace(report, exit_status=int(status))
+
+
 def weigh(report: FailureReport) -> Weight:
     """Whether `report` looks like a cause or like a consequence of another failure."""
     is_death = not report.kind
@@ -142,6 +154,8 @@ def describe_exit(exit_code: int) -> str:
         return "ended because its parent was gone"
     if exit_code == 128 + signal.SIGTERM:
         return "ended by SIGTERM"
+    if exit_code == LOST_EXIT_CODE:
+        return "ended; its exit status was lost with the fork server"
     return f"exited with status {exit_code}"
 
 

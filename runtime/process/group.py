@@ -46,12 +46,9 @@ class ChildGroup:
         self,
         on_message: Callable[[ChildMessage], None],
         on_failure: Callable[[FailureReport], None],
-        *,
-        starter: Starter | None = None,
     ) -> None:
         self._on_message = on_message
         self._on_failure = on_failure
-        self._starter = starter or SpawnStarter()
         self._children: list[WatchedChild] = []
         self._monitor: ChildMonitor | None = None
         self._shutdown_lock = threading.Lock()
@@ -72,18 +69,19 @@ class ChildGroup:
         """The cause of the group's failure, once it is known."""
         return self._monitor.cause if self._monitor is not None else None
 
-    def start(self, specs: Sequence[ChildSpec]) -> None:
-        """Start all children, wait for none; may be called once.
+    def start(self, specs: Sequence[ChildSpec], *, starter: Starter | None = None) -> None:
+        """Start all children, by `starter` or else by spawn, wait for none; may be called once.
 
         Raises:
             UnfitError: the system gives no more processes; those that were started are ended.
         """
         if self._monitor is not None:
             raise RuntimeError("a ChildGroup is started once")
+        starter = starter or SpawnStarter()
         self._monitor = ChildMonitor(self._children, self._on_message, self._on_failure)
         try:
             for spec in specs:
-                self._children.append(WatchedChild(self._starter.start(spec)))
+                self._children.append(WatchedChild(starter.start(spec)))
         except BaseException:
             self._monitor.start()
             self.shutdown(1.0, asked=False)

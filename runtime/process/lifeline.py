@@ -15,13 +15,14 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import select
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
 
-#: Time that callbacks and an orderly end may take. Below the kernel's second, see `_arm_kernel`.
+#: Time that callbacks and an orderly end may take. Below the kernel's second, see `arm_kernel`.
 GRACE_S = 0.8
 
 #: Exit code of a process that ended because its parent is gone: as if hung up.
@@ -39,7 +40,7 @@ class Lifeline:
         self._grace_s = grace_s
         self._callbacks: list[Callable[[], None]] = []
         os.set_inheritable(descriptor, False)
-        _arm_kernel(descriptor)
+        arm_kernel(descriptor)
         threading.Thread(target=self._watch, name="lifeline", daemon=True).start()
 
     def on_parent_death(self, callback: Callable[[], None]) -> None:
@@ -67,8 +68,8 @@ class Lifeline:
             callback()
 
 
-def _arm_kernel(descriptor: int) -> None:
-    """Have the kernel end this process 1 s after end of file on `descriptor`.
+def arm_kernel(descriptor: int) -> None:
+    """Have the kernel end this process 1 s after end of file on `descriptor`; needs no thread.
 
     signal(SIGHUP, alarm): the handler's argument is the signal's number, and SIGHUP is 1, so the
     kernel calls alarm(1); the SIGALRM that follows has its default action. Elsewhere than on Linux
@@ -85,3 +86,8 @@ def _arm_kernel(descriptor: int) -> None:
         libc.signal(int(signal.SIGHUP), ctypes.cast(libc.alarm, ctypes.c_void_p))
         flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_ASYNC)
+        # The signal comes at the moment of the end of file only: look for one that was before.
+        poller = select.poll()
+        poller.register(descriptor, 0)
+        if poller.poll(0):
+            libc.alarm(1)

@@ -4,6 +4,7 @@ It polls all pidfds and control sockets at once; it alone reads, reaps and judge
 stands in the `WatchedChild`ren and here, under `changed`, which is notified of every change.
 """
 
+import errno
 import os
 import select
 import threading
@@ -25,7 +26,7 @@ from vcli.runtime.process.failures import (
     weigh,
 )
 from vcli.runtime.process.watched import WatchedChild
-from vcli.topology.errors import ExitStatus
+from vcli.topology.errors import ExitStatus, UnfitError
 
 logger = get_logger(__name__)
 
@@ -34,6 +35,23 @@ CAUSE_WINDOW_S = 0.2
 
 #: A child whose control socket is closed is expected to be gone within this.
 _CLOSED_CONTROL_S = 1.0
+
+
+def _wake_descriptor() -> int:
+    """Who writes to it wakes the monitor.
+
+    Raises:
+        UnfitError: this process may open no more files.
+    """
+    try:
+        return os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        raise UnfitError(
+            "cannot watch the child processes: this process may open no more files",
+            hint="raise the limit of open files first: ulimit -n 4096",
+        ) from error
 
 
 class ChildMonitor:
@@ -59,7 +77,7 @@ class ChildMonitor:
         self._on_failure = on_failure
         self._window_end_s: float | None = None
         self._is_stopped = False
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake_fd = _wake_descriptor()
         self._thread = threading.Thread(target=self._watch, name="child-monitor", daemon=True)
 
     @property

@@ -19,6 +19,8 @@ from vcli.runtime.process.child import ChildContext, ChildSpec
 from vcli.runtime.process.group import ChildGroup
 
 NUM_WORKERS = 2
+#: A killed process leaves at once, unless the kernel holds it.
+_KILL_WAIT_S = 2.0
 _MODULE = "vcli.runtime.process.orphan_probe"
 
 
@@ -78,6 +80,8 @@ def _kill_and_watch(
         seconds = time.monotonic() - begin_s
         for descriptor in survivors:
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        _wait_ended({descriptor: watched[descriptor] for descriptor in survivors},
+                    time.monotonic() + _KILL_WAIT_S)  # fmt: skip
         return OrphanReport(
             num_workers=len(worker_pids),
             survivors=tuple(watched[descriptor] for descriptor in survivors),

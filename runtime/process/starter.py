@@ -1,7 +1,7 @@
 """Start one child: the pipes at its edge, and the process itself.
 
-`Starter` is where another way of starting (a fork server) comes in: it must give the same
-`StartedChild`, whose exit status may then come from somewhere else than waitpid.
+`Starter` is where another way of starting comes in (`fork_client`): it gives the same
+`StartedChild`, whose exit status then comes from somewhere else than waitpid.
 """
 
 import contextlib
@@ -10,11 +10,13 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Protocol
 
 from vcli.runtime.process.child import ChildSpec
 from vcli.runtime.process.control import send_frame
 from vcli.runtime.process.entry import start_command, start_environ
+from vcli.runtime.process.facts import ray_environ
 from vcli.topology.errors import UnfitError
 
 #: A child reads its spec as soon as it runs; the frame fits the socket's buffer unless it is huge.
@@ -27,21 +29,22 @@ class StartedChild:
     def __init__(
         self,
         spec: ChildSpec,
-        process: "subprocess.Popen[bytes]",
-        control: socket.socket,
-        lifeline_fd: int,
+        *,
+        pid: int,
+        pidfd: int,
+        edge: "ChildEdge",
+        poll: Callable[[], int | None],
     ) -> None:
         self.spec = spec
-        self.pid = process.pid
-        self.control = control
-        # The child can't be reaped, so its pid can't be another's, before `poll` is called.
-        self.pidfd = os.pidfd_open(process.pid)
-        self._process = process
-        self._lifeline_fd: int | None = lifeline_fd
+        self.pid = pid
+        self.pidfd = pidfd
+        self.control = edge.control
+        self._poll = poll
+        self._lifeline_fd: int | None = edge.lifeline_fd
 
     def poll(self) -> int | None:
-        """The exit code (negative: a signal), None while it runs; reaps it. Does not block."""
-        return self._process.poll()
+        """The exit code (negative: a signal), None while it runs. Does not wait for its end."""
+        return self._poll()
 
     def send_signal(self, signum: signal.Signals) -> None:
         """Send a signal; nothing happens when the child has ended."""
@@ -61,6 +64,42 @@ class StartedChild:
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
+
+
+class ChildEdge:
+    """The pipes between a parent and a child that is about to be started; both ends of each."""
+
+    def __init__(self) -> None:
+        self.control, self.child_control = socket.socketpair()
+        try:
+            self.child_lifeline_fd, self.lifeline_fd = os.pipe()
+        except OSError:
+            self.control.close()
+            self.child_control.close()
+            raise
+
+    @property
+    def child_fds(self) -> tuple[int, int]:
+        """The child's ends: control socket, lifeline."""
+        return self.child_control.fileno(), self.child_lifeline_fd
+
+    def close_child_ends(self) -> None:
+        """The child has them, or there is none."""
+        self.child_control.close()
+        os.close(self.child_lifeline_fd)
+
+    def close_own_ends(self) -> None:
+        """There is no child; one that is half born ends."""
+        self.control.close()
+        os.close(self.lifeline_fd)
+
+    def send_spec(self, frame: bytes) -> None:
+        """Tell the child what it shall be; from here on the control socket does not block."""
+        self.control.settimeout(_SPEC_SEND_TIMEOUT_S)
+        # A child that has ended already is found, with its exit status, by whoever watches it.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError, TimeoutError):
+            send_frame(self.control, frame)
+        self.control.setblocking(False)
 
 
 class Starter(Protocol):
@@ -84,32 +123,44 @@ class SpawnStarter:
     def start(self, spec: ChildSpec) -> StartedChild:
         """Start a fresh interpreter and send it its spec."""
         frame = spec.encode()
-        ours, theirs = socket.socketpair()
-        lifeline_read, lifeline_write = os.pipe()
+        edge = open_edge(spec)
         try:
             process = subprocess.Popen(
-                start_command(theirs.fileno(), lifeline_read),
+                start_command(*edge.child_fds),
                 stdin=subprocess.DEVNULL,
-                env=start_environ(),
+                env={**ray_environ(), **start_environ()},
                 close_fds=True,
-                pass_fds=(*spec.pass_fds, theirs.fileno(), lifeline_read),
+                pass_fds=(*spec.pass_fds, *edge.child_fds),
                 # Its own group: ^C in the terminal reaches only the process that the user started.
                 process_group=0,
             )
         except OSError as error:
-            os.close(lifeline_write)
-            ours.close()
-            raise UnfitError(
-                f"can't start {spec.title} with {sys.executable!r}: {error}",
-                hint="look at `ulimit -u` and the container's limit of processes",
-            ) from error
+            edge.close_own_ends()
+            raise no_process(spec, str(error)) from error
         finally:
-            theirs.close()
-            os.close(lifeline_read)
-        child = StartedChild(spec, process, ours, lifeline_write)
-        ours.settimeout(_SPEC_SEND_TIMEOUT_S)
-        # A child that has ended already is found, with its exit status, by whoever watches it.
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError, TimeoutError):
-            send_frame(ours, frame)
-        ours.setblocking(False)
+            edge.close_child_ends()
+        # It can't be reaped, so its pid can't be another's, before `poll` is called.
+        pidfd = os.pidfd_open(process.pid)
+        child = StartedChild(spec, pid=process.pid, pidfd=pidfd, edge=edge, poll=process.poll)
+        edge.send_spec(frame)
         return child
+
+
+def open_edge(spec: ChildSpec) -> ChildEdge:
+    """The pipes for a child.
+
+    Raises:
+        UnfitError: too many open files.
+    """
+    try:
+        return ChildEdge()
+    except OSError as error:
+        raise no_process(spec, str(error)) from error
+
+
+def no_process(spec: ChildSpec, reason: str) -> UnfitError:
+    """The error of a start that failed because the system gives no process."""
+    return UnfitError(
+        f"can't start {spec.title} with {sys.executable!r}: {reason}",
+        hint="look at `ulimit -u`, `ulimit -n` and the container's limit of processes",
+    )

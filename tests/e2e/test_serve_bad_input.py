@@ -77,7 +77,7 @@ def test_unreadable_file(tmp_path: Path, demo_model: Path) -> None:
 
 
 def test_sizes_that_do_not_fit_the_model(demo_model: Path) -> None:
-    assert_refused(run(str(demo_model), "-tp", "5"), "5", "3")
+    assert_refused(run(str(demo_model), "-tp", "8"), "8", "4, 5, 6, 9")
     assert_refused(run(str(demo_model), "-pp", "31"), "30")
     assert_refused(run(str(demo_model), "--max-model-len", "100000"), "100000", "8192")
 
@@ -94,6 +94,37 @@ def test_port_in_use_names_the_holder(demo_model: Path) -> None:
 def test_kv_cache_too_small_for_one_request(demo_model: Path) -> None:
     done = run(str(demo_model), "--kv-cache-memory", "1M")
     assert_refused(done, "--kv-cache-memory", "--max-model-len")
+
+
+@pytest.mark.parametrize(
+    ("file", "field", "value"),
+    [
+        ("tokenizer_config.json", "chat_template", ["a"]),
+        ("generation_config.json", "temperature", -4),
+        ("generation_config.json", "top_k", 2**70),
+    ],
+)
+def test_wrong_field_beside_the_tokenizer_is_found_before_the_start(
+    tmp_path: Path, demo_model: Path, file: str, field: str, value: object
+) -> None:
+    model = copy_of(demo_model, tmp_path / "m")
+    path = model / file
+    config = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**config, field: value}))
+    (model / "chat_template.jinja").unlink(missing_ok=True)
+    done = run(str(model))
+    assert_refused(done, file, field)
+    assert "EngineCore" not in done.stderr
+
+
+def test_chat_template_that_is_no_text_is_found_before_the_start(
+    tmp_path: Path, demo_model: Path
+) -> None:
+    model = copy_of(demo_model, tmp_path / "m")
+    (model / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    done = run(str(model))
+    assert_refused(done, "chat_template.jinja")
+    assert "EngineCore" not in done.stderr
 
 
 @pytest.mark.slow

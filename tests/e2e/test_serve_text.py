@@ -32,9 +32,12 @@ def greedy(url: str, ids: list[int]) -> str:
     [
         pytest.param([], id="tp1"),
         pytest.param(["-tp", "3"], id="tp3"),
+        pytest.param(["-tp", "2"], id="tp2-padded"),
+        pytest.param(["-tp", "4"], id="tp4-padded"),
         pytest.param(["-pp", "2"], id="pp2"),
         pytest.param(["-pp", "4"], id="pp4-uneven"),
         pytest.param(["-tp", "3", "-pp", "2"], id="tp3pp2"),
+        pytest.param(["-tp", "2", "-pp", "2"], id="tp2pp2-padded"),
     ],
 )
 def test_greedy_tokens_equal_transformers(
@@ -68,7 +71,8 @@ def test_eight_requests_together_in_chunks_and_alone_give_the_same(
 ) -> None:
     """Chunks of at most 8 tokens, 8 requests beside each other, no prefix to reuse."""
     arguments = [
-        str(demo_model), "--served-model-name", "demo", "--max-model-len", "2048", "--kv-cache-memory", "128M",
+        str(demo_model), "--served-model-name", "demo", "--max-model-len", "2048",
+        "--kv-cache-memory", "128M",
         "--max-num-seqs", "8", "--max-num-batched-tokens", "8", "--no-enable-prefix-caching",
     ]  # fmt: skip
     many = (prompt_ids * 2)[:8]

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tests.support.ipc_queues import CAPACITY
-from vcli.runtime.ipc import broadcast, reader_set
+from vcli.runtime.ipc import wakeup
 from vcli.runtime.ipc.broadcast import BroadcastReader, BroadcastWriter
 from vcli.runtime.ipc.handles import ReaderHandle, WriterHandle
 
@@ -67,8 +67,7 @@ def replies():
 @pytest.fixture
 def no_recheck(monkeypatch):
     """Without the periodic second look, a lost ring is a hang; and threads switch everywhere."""
-    monkeypatch.setattr(broadcast, "_RECHECK_S", 1000.0)
-    monkeypatch.setattr(reader_set, "_RECHECK_S", 1000.0)
+    monkeypatch.setattr(wakeup, "RECHECK_S", 1000.0)
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield

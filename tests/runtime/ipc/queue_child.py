@@ -8,8 +8,10 @@ import os
 import random
 import sys
 import time
+from collections.abc import Iterator
 
 import msgspec
+import numpy as np
 
 from vcli.runtime.ipc.broadcast import BroadcastReader, BroadcastWriter
 from vcli.runtime.ipc.codec import decode, encode
@@ -44,6 +46,36 @@ def check_sequence(reader: BroadcastReader, writer: BroadcastWriter | None, coun
             tell("started")
         if pace.random() < 0.02:
             time.sleep(pace.random() * 0.004)
+
+
+def check_arrays(reader: BroadcastReader, writer: BroadcastWriter | None, count: int) -> None:
+    """Read `count` numbered arrays of `random_arrays`; any gap or wrong byte is exit 3."""
+    num_bytes = 0
+    for expected, (number, sent) in enumerate(random_arrays(count)):
+        # Views and copies in turn.
+        got_number, got = decode(reader.recv(30.0), copy=expected % 2 == 0)
+        if got_number != number or not np.array_equal(got, sent):
+            sys.exit(3)
+        num_bytes += got.nbytes
+    tell(str(num_bytes))
+
+
+def random_arrays(count: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Numbered arrays, 40 KB in the mean: in the pickle, out of band, above half of a 1 MiB ring.
+
+    The same in every process.
+    """
+    rng = random.Random(11)
+    base = np.frombuffer(rng.randbytes(1 << 20), np.uint8)
+    for number in range(count):
+        kind = rng.random()
+        size = rng.randrange(8000)
+        if kind > 0.97:
+            size = rng.randrange(600_000, 800_000)
+        elif kind > 0.6:
+            size = rng.randrange(8 << 10, 100_000)
+        start = rng.randrange((1 << 20) - size)
+        yield number, base[start : start + size]
 
 
 def hold(reader: BroadcastReader, writer: BroadcastWriter | None, count: int) -> None:

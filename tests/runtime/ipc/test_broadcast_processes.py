@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.runtime.ipc.queue_child import random_arrays
 from vcli.runtime.ipc.broadcast import BroadcastReader, BroadcastWriter
 from vcli.runtime.ipc.codec import decode, encode
 from vcli.runtime.ipc.errors import PeerClosedError, PeerDiedError, QueueFullTimeout
@@ -69,6 +70,20 @@ def test_random_records_arrive_complete_and_in_order(queue, start_child, num_rea
         payload = rng.randbytes(size)
         writer.send(encode((number, payload, hashlib.md5(payload).digest())), 30.0)
     assert [child.wait(30) for child in children] == [0] * num_readers
+
+
+def test_ten_thousand_arrays_of_all_sizes_arrive_complete_and_in_order_at_three_readers(
+    queue, start_child
+):
+    writer = queue(3, 1 << 20)
+    children = start_readers(start_child, writer, "check_arrays", 10_000)
+    num_bytes = 0
+    for number, array in random_arrays(10_000):
+        writer.send(encode((number, array)), 30.0)
+        num_bytes += array.nbytes
+    assert num_bytes > 400_000_000
+    assert [child.stdout.readline() for child in children] == [f"{num_bytes}\n"] * 3
+    assert [child.wait(30) for child in children] == [0, 0, 0]
 
 
 def test_replies_come_back_through_a_queue_of_their_own(queue, start_child):
@@ -186,6 +201,21 @@ def test_a_stopped_reader_loses_nothing_and_is_named(queue, start_child):
     for later in range(number, 400):
         writer.send(encode((later, b"x" * 900, digest)), 20.0)
     assert [child.wait(20) for child in children] == [0, 0]
+
+
+@pytest.mark.slow
+def test_a_reader_stopped_for_ten_seconds_loses_nothing(queue, start_child):
+    writer = queue(2)
+    children = start_readers(start_child, writer, "check_sequence", 400)
+    digest = hashlib.md5(b"x" * 900).digest()
+    writer.send(encode((0, b"x" * 900, digest)), 20.0)
+    assert [child.stdout.readline() for child in children] == ["started\n"] * 2
+    children[1].send_signal(signal.SIGSTOP)
+    waker = f"import os,time; time.sleep(10); os.kill({children[1].pid}, {int(signal.SIGCONT)})"
+    with subprocess.Popen([sys.executable, "-c", waker]):
+        for number in range(1, 400):
+            writer.send(encode((number, b"x" * 900, digest)), 20.0)
+        assert [child.wait(20) for child in children] == [0, 0]
 
 
 def test_a_blocked_writer_uses_no_cpu(queue, start_child):

@@ -106,6 +106,16 @@ def test_large_arrays_travel_out_of_band_and_small_ones_do_not():
     assert len(encode(Thing("t", small))) == 1
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.float32, object, [("a", "i4"), ("b", "f8")]])
+def test_strided_arrays_come_back_equal_and_their_bytes_go_out_of_band(dtype):
+    sent = np.zeros((300, 400), dtype)
+    sent[:] = np.arange(120_000).reshape(300, 400).astype(dtype)
+    strided = sent[::3, 10::7]
+    buffers = encode(strided)
+    assert len(buffers) == (1 if dtype is object else 2)
+    assert (decode(buffers) == strided).all()
+
+
 def test_a_thousand_arrays_fill_the_list_of_buffers_and_the_rest_stays_in_the_pickle():
     arrays = [np.full(OUT_OF_BAND_BYTES, i % 251, np.uint8) for i in range(1030)]
     buffers = encode(arrays)
@@ -225,6 +235,22 @@ def test_tensors_of_every_kind_come_back_equal(queue, copy):
         as_bytes = [t.detach().resolve_conj().contiguous().reshape(-1) for t in (got, sent)]
         assert torch.equal(*(t.view(torch.uint8) for t in as_bytes)), name
         reader.release()
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_a_tensor_that_came_is_writable_memory_of_its_own(queue, copy):
+    torch = pytest.importorskip("torch")
+    writer, reader = queue
+    for dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float32):
+        sent = torch.ones(100, 300).to(dtype)[::2, ::3]
+        writer.send(encode(sent), 5.0)
+        got = decode(reader.recv(5.0), copy=copy)
+        reader.release()
+        writer.send([b"\xff" * 200_000] * 3, 5.0)
+        reader.recv(5.0)
+        assert torch.equal(got.float(), sent.float())
+        got.fill_(2.0)
+        assert got.float().sum() == 2 * got.numel()
 
 
 def test_a_large_tensor_is_not_copied_into_the_pickle():

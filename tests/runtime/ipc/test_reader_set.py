@@ -50,6 +50,18 @@ def test_a_set_is_woken_by_a_descriptor_a_cancel_and_a_close(replies):
     os.close(extra)
 
 
+def test_a_stream_of_records_does_not_hide_the_other_descriptors(replies):
+    readers, writers = replies
+    extra = os.eventfd(1)
+    ready = ReaderSet(readers, [extra])
+    writers[1].send([b"x"])
+    assert ready.wait(10.0) == ([readers[1]], [extra])
+    os.eventfd_read(extra)
+    assert ready.wait(10.0) == ([readers[1]], [])
+    ready.close()
+    os.close(extra)
+
+
 def test_a_set_times_out(replies):
     began = time.monotonic()
     assert wait_any(replies[0], 0.05) == ([], [])

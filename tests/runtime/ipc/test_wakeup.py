@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from tests.support.ipc_queues import Queue
 from vcli.runtime.ipc import wakeup as wakeup_module
 from vcli.runtime.ipc.wakeup import Spinner, Wake, WakeupReceiver
 
@@ -102,6 +103,12 @@ def test_nobody_spins_when_processes_outnumber_cpus(monkeypatch):
     assert not Spinner(3).is_worthwhile
 
 
+def test_of_many_readers_only_those_spin_that_have_a_cpu_beside_the_writer(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    with Queue(4, num_processes=2) as (_, *readers):
+        assert [r._spinner.is_worthwhile for r in readers] == [True, True, False, False]
+
+
 def test_a_few_spins_in_vain_end_spinning(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     spinner = Spinner(2)
@@ -127,7 +134,7 @@ def test_short_sleeps_bring_spinning_back_and_long_ones_do_not(monkeypatch):
     monkeypatch.setattr(wakeup_module.time, "monotonic_ns", lambda: now[0])
     spinner = Spinner(2)
     spinner._score = 0
-    for slept_ns, expected in ((20_000_000, False), (5_000, True)):
+    for slept_ns, expected in ((20_000_000, False), (50_000, True)):
         spinner.sleep_begins()
         now[0] += slept_ns
         spinner.sleep_ends()

@@ -7,6 +7,8 @@ import pytest
 from vcli.runtime.process.environ import (
     UNTOUCHABLE,
     bootstrap_environ,
+    first_number,
+    one_host_environ,
     restore_environ,
     worker_environ,
 )
@@ -46,3 +48,18 @@ def test_import_path_is_lent_for_the_start_only(base: dict[str, str]) -> None:
     lent = bootstrap_environ(base, ["", "lib", "/abs"], Path("/home"))
     assert lent["PYTHONPATH"] == "/home:/home/lib:/abs"
     assert restore_environ(lent) == base
+
+
+def test_interface_of_gloo_is_a_default_that_the_user_overrides() -> None:
+    additions = one_host_environ()
+    assert additions == {"GLOO_SOCKET_IFNAME": "lo"}
+    assert worker_environ({}, additions=additions)["GLOO_SOCKET_IFNAME"] == "lo"
+    mine = {"GLOO_SOCKET_IFNAME": "eth1"}
+    assert worker_environ(mine, additions=additions)["GLOO_SOCKET_IFNAME"] == "eth1"
+
+
+@pytest.mark.parametrize(
+    ("value", "number"), [("4", 4), ("4,2", 4), (" 3 ,1", 3), ("", None), ("0", None), ("x", None)]
+)
+def test_first_number_of_omp_num_threads(value: str, number: int | None) -> None:
+    assert first_number(value) == number

@@ -3,6 +3,8 @@
 import os
 import queue
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -115,3 +117,17 @@ def test_interrupt_of_the_parents_process_group_does_not_reach_children(family: 
     os.kill(family.children[0], signal.SIGINT)
     with pytest.raises(AssertionError, match="still run"):
         seconds_until_all_ended(family.children, 0.3)
+
+
+def test_parent_that_was_gone_before_the_kernel_was_armed_is_noticed() -> None:
+    """The kernel signals the moment of the end of file, which is long over here."""
+    script = (
+        "import os, signal\n"
+        "from vcli.runtime.process.lifeline import arm_kernel\n"
+        "read_end, write_end = os.pipe()\n"
+        "os.close(write_end)\n"
+        "arm_kernel(read_end)\n"
+        "signal.pause()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], timeout=30, check=False)
+    assert done.returncode == -signal.SIGALRM

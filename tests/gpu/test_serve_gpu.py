@@ -1,0 +1,121 @@
+"""A real `vcli serve` on GPUs: answers, and gives the memory back whatever is killed."""
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+
+from tests.support.serving import Server, serving
+from tests.support.tiny_model import tiny_checkpoint
+from tests.support.tiny_tokenizer import write_tokenizer
+
+NUM_GPUS = torch.cuda.device_count()
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(NUM_GPUS == 0, reason="no CUDA device"),
+]
+
+LAYOUTS = [
+    pytest.param(
+        ["-tp", str(size)],
+        id=f"tp{size}",
+        marks=pytest.mark.skipif(size > NUM_GPUS, reason=f"needs {size} GPUs"),
+    )
+    for size in (1, 2)
+]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A tiny random checkpoint with a tokenizer."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for path in tiny_checkpoint("llama").iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    write_tokenizer(folder)
+    return folder
+
+
+def used_on_all() -> int:
+    """Bytes in use on all GPUs, by NVML; also what processes of other namespaces hold."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        return sum(pynvml.nvmlDeviceGetMemoryInfo(handle).used for handle in handles)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def ask(url: str) -> str:
+    answer = httpx.post(
+        f"{url}/v1/completions",
+        json={
+            "model": "tiny", "prompt": [5, 6, 7, 8, 9], "max_tokens": 24, "temperature": 0,
+            "ignore_eos": True,
+        },
+        timeout=60,
+    )  # fmt: skip
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["text"]
+
+
+def arguments(model: Path, *more: str) -> list[str]:
+    return [
+        str(model), "--served-model-name", "tiny", "--dtype", "float32", "--max-model-len", "256",
+        "--kv-cache-memory", "64M", "--max-num-seqs", "8", *more,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_greedy_text_on_gpus_is_that_of_the_cpu(
+    tmp_path: Path, model: Path, layout: list[str]
+) -> None:
+    with serving(arguments(model, "--device", "cpu"), folder=tmp_path) as server:
+        expected = ask(server.wait_serving())
+    with serving(arguments(model, *layout), folder=tmp_path) as server:
+        assert ask(server.wait_serving()) == expected
+        if layout[1] != "1":
+            assert "all-reduce" in server.output
+            assert " verified" in server.output
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("title", ["Worker", "EngineCore", "serve"])
+@pytest.mark.parametrize("phase", ["device", "weights", "serving"])
+def test_sigkill_gives_the_memory_of_the_gpus_back(
+    tmp_path: Path, model: Path, layout: list[str], title: str, phase: str
+) -> None:
+    before = used_on_all()
+    with serving(arguments(model, *layout), folder=tmp_path) as server:
+        server.wait_line(rf"ranks? [0-9-]+ {phase}|serving tiny", timeout_s=90)
+        victim = victim_of(server, title)
+        os.kill(victim, signal.SIGKILL)
+        killed_at = time.monotonic()
+        if victim != server.pid:
+            assert server.wait_exit() in (5, 6)
+        server.wait_nothing_left(timeout_s=3)
+        while used_on_all() > before + 64 * 2**20:
+            assert time.monotonic() - killed_at < 3
+            time.sleep(0.02)
+
+
+def victim_of(server: Server, title: str) -> int:
+    if title == "serve":
+        return server.pid
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        with contextlib.suppress(StopIteration):
+            return next(
+                pid
+                for pid, command in sorted(server.family().items(), reverse=True)
+                if f"vcli::{title}" in command
+            )
+    return next(pid for pid, command in server.family().items() if "vcli::EngineCore" in command)
