@@ -218,8 +218,8 @@ class TopologyPlan:
     warnings: tuple[PlanWarning, ...]
     experts: ExpertMap | None = None
     head_padding: HeadPadding | None = None
-    numa_binding: Decision[tuple[int | None, ...]] | None = None
-    """The node of each rank, in the order of `ranks`; None unless asked for."""
+    numa_binding: Decision[str] | None = None
+    """None unless asked for; the ranks have their nodes."""
 
     @property
     def decisions(self) -> tuple[Decision[object], ...]:

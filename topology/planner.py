@@ -227,16 +227,16 @@ def _rank_plans(
 
 def _bind_ranks(
     config: ParallelConfig, ranks: tuple[RankPlan, ...], host: HostFacts | None, device_type: str
-) -> tuple[tuple[RankPlan, ...], Decision[tuple[int | None, ...]] | None]:
+) -> tuple[tuple[RankPlan, ...], Decision[str] | None]:
     if not config.numa_bind:
         return ranks, None
-    decision = decide_numa_binding(
+    nodes, decision = decide_numa_binding(
         host=host,
         device_nodes=[rank.numa_node for rank in ranks],
         local_ranks=[rank.local_rank for rank in ranks],
         device_type=device_type,
     )
-    bound = zip(ranks, decision.value, strict=True)
+    bound = zip(ranks, nodes, strict=True)
     return tuple(replace(rank, bound_numa_node=node) for rank, node in bound), decision
 
 

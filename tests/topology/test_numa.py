@@ -14,8 +14,11 @@ def bound_nodes(
     plan = plan_topology(config, host=host, device_type=device_type)
     assert plan.numa_binding is not None
     assert plan.numa_binding in plan.decisions
-    assert [rank.bound_numa_node for rank in plan.nodes[0].ranks] == list(plan.numa_binding.value)
-    return [rank.bound_numa_node for rank in plan.ranks]
+    nodes = [rank.bound_numa_node for rank in plan.ranks]
+    assert [rank.bound_numa_node for rank in plan.nodes[0].ranks] == nodes
+    for node in {*nodes} - {None}:
+        assert f"node {node} has {nodes.count(node)} rank(s)" in plan.numa_binding.describe()
+    return nodes
 
 
 def test_nothing_is_bound_unless_asked_for() -> None:

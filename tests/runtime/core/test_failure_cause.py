@@ -68,7 +68,7 @@ def test_exit_status_depends_on_whether_the_core_was_ready(
     assert cause.of(error).exit_status == serving
 
 
-def test_own_error_keeps_its_hint_and_traceback() -> None:
+def test_own_error_keeps_its_hint_and_needs_no_traceback() -> None:
     cause = FailureCause("EngineCore")
     try:
         raise ConfigError("too small", hint="--max-model-len 8")
@@ -77,4 +77,15 @@ def test_own_error_keeps_its_hint_and_traceback() -> None:
 
     assert (told.process, told.kind, told.message) == ("EngineCore", "ConfigError", "too small")
     assert told.hint == "--max-model-len 8"
-    assert "test_own_error" in told.traceback
+    assert told.traceback == ""
+
+
+def test_foreign_error_keeps_the_place_where_it_was_raised() -> None:
+    cause = FailureCause("EngineCore")
+    try:
+        raise ZeroDivisionError("a bug")
+    except ZeroDivisionError as error:
+        told = cause.of(error)
+
+    assert told.kind == "ZeroDivisionError"
+    assert "test_foreign_error" in told.traceback

@@ -8,6 +8,7 @@ from vcli.runtime.process.environ import (
     UNTOUCHABLE,
     bootstrap_environ,
     first_number,
+    interface_environ,
     one_host_environ,
     restore_environ,
     worker_environ,
@@ -63,3 +64,12 @@ def test_interface_of_gloo_is_a_default_that_the_user_overrides() -> None:
 )
 def test_first_number_of_omp_num_threads(value: str, number: int | None) -> None:
     assert first_number(value) == number
+
+
+def test_interface_towards_other_nodes_is_a_default_that_the_user_overrides() -> None:
+    additions = interface_environ("eth0")
+    assert additions == {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0"}
+    mine = {"NCCL_SOCKET_IFNAME": "ib0"}
+    environ = worker_environ(mine, additions=additions)
+    assert environ == {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "ib0"}
+    assert interface_environ("") == {}
