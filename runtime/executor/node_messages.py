@@ -117,3 +117,14 @@ def lost_node_report(
         hint="look at the launcher's output there; a host that crashed or lost its network has "
         "none",
     )
+
+
+def lost_core_report(host: str, reason: str, *, phase: str) -> FailureReport:
+    """An engine core that cannot be heard: a consequence, whose cause its launcher tells."""
+    return FailureReport(
+        process="EngineCore",
+        phase=phase,
+        kind="PeerDiedError",
+        message=f"node 0's engine core is gone: {reason}",
+        host=host,
+    )

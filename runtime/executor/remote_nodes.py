@@ -171,7 +171,7 @@ class RemoteNodes:
         elif isinstance(event, Received):
             try:
                 self._on_frames(event)
-            except (msgspec.MsgspecError, ValueError, VcliError) as error:
+            except (msgspec.MsgspecError, ValueError, IndexError, VcliError) as error:
                 # From somebody who has the key and is no launcher of this version: nothing is
                 # done with it, and the peer is told as a failure if it is one of ours.
                 logger.warning("a message from %s is refused: %s", event.address, error)
@@ -199,7 +199,8 @@ class RemoteNodes:
             self._on_message(message.message)
         elif isinstance(message, NodeReady):
             node.ready = message
-            if all(node.ready is not None for node in self._nodes.values()):
+            are_ready = all(node.ready is not None for node in self._nodes.values())
+            if are_ready and not self.ready.done():
                 self.ready.set_result(None)
         elif isinstance(message, NodeActivity):
             node.activity, node.activity_s = message.by_rank, time.monotonic()

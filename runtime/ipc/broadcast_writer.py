@@ -1,4 +1,4 @@
-"""The writing end of a queue: the ring, the bells of its readers, and who of them is late or dead.
+"""The writing end of a queue: the ring, the bell of its readers, and who of them is late or dead.
 
 `errors` has what it raises, `handles` who closes which descriptor.
 """
@@ -40,8 +40,8 @@ class BroadcastWriter:
         self.name = handle.name
         self._segment = segment
         self._handle = handle
-        bells = [partial(os.eventfd_write, fd) for fd in handle.doorbell_fds]
-        self._ring = RingWriter(segment.buffer, bells)
+        bell = partial(os.eventfd_write, handle.doorbell_fd)
+        self._ring = RingWriter(segment.buffer, bell)
         self._wakeup = WakeupReceiver(handle.space_fd)
         self._check_at = 0.0
         self._unwatched = set(range(self._ring.layout.num_readers))
@@ -66,11 +66,11 @@ class BroadcastWriter:
     @classmethod
     def attach(cls, handle: WriterHandle) -> "BroadcastWriter":
         """The writing end of a queue that its reader's process made (`BroadcastReader.create`)."""
-        segment_fd, *bells, space_fd = take_over(handle.fds(), handle.creator_pid)
+        segment_fd, doorbell_fd, space_fd = take_over(handle.fds(), handle.creator_pid)
         taken = msgspec.structs.replace(
             handle,
             segment_fd=segment_fd,
-            doorbell_fds=tuple(bells),
+            doorbell_fd=doorbell_fd,
             space_fd=space_fd,
             creator_pid=os.getpid(),
         )

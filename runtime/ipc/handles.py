@@ -1,6 +1,6 @@
 """A queue's descriptors: made in one process, inherited by number, taken over in another.
 
-Who closes which descriptor: a queue's memory, its bells (an eventfd per reader) and its space bell
+Who closes which descriptor: a queue's memory, the bell of its readers and the bell of its writer
 are made by `BroadcastWriter.create` or `BroadcastReader.create`, and that object closes them. A
 handle holds the numbers; the child that inherited them (`pass_fds` keeps the numbers) attaches
 once, and the attached object closes the child's copies. Attaching in the process that made the
@@ -36,13 +36,13 @@ class WriterHandle(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     segment_fd: int
-    doorbell_fds: tuple[int, ...]
+    doorbell_fd: int
     space_fd: int
     creator_pid: int
 
     def fds(self) -> tuple[int, ...]:
         """The descriptors to inherit."""
-        return (self.segment_fd, *self.doorbell_fds, self.space_fd)
+        return (self.segment_fd, self.doorbell_fd, self.space_fd)
 
     def reader(self, reader_index: int) -> ReaderHandle:
         """The handle of a reader of the same queue."""
@@ -50,7 +50,7 @@ class WriterHandle(msgspec.Struct, frozen=True, kw_only=True):
             name=self.name,
             reader_index=reader_index,
             segment_fd=self.segment_fd,
-            doorbell_fd=self.doorbell_fds[reader_index],
+            doorbell_fd=self.doorbell_fd,
             space_fd=self.space_fd,
             creator_pid=self.creator_pid,
         )
@@ -60,6 +60,9 @@ def create_queue(
     num_readers: int, capacity_bytes: int, name: str, num_processes: int
 ) -> tuple[WriterHandle, SharedSegment]:
     """The memory and the bells of a new queue; the caller closes them.
+
+    All readers hear one bell: a single system call wakes those that sleep, at less than a bell for
+    each would cost; one that is awake hears it when it wants to sleep, and looks once more.
 
     Raises:
         UnfitError: not enough memory for it.
@@ -71,7 +74,7 @@ def create_queue(
     handle = WriterHandle(
         name=name,
         segment_fd=segment.fd,
-        doorbell_fds=tuple(os.eventfd(0, flags) for _ in range(num_readers)),
+        doorbell_fd=os.eventfd(0, flags),
         space_fd=os.eventfd(0, flags),
         creator_pid=os.getpid(),
     )

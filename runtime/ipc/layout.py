@@ -28,8 +28,9 @@ Memory order (`fence` says what makes it so):
    write position again, and only then sleeps. The writer stores the write position, `full`, loads
    the generation. Of two stores each followed by `full` and a load of the other, at least one load
    sees the other's store: the reader finds the record, or the writer finds the reader armed.
-   The writer rings once per generation. A ring stays in the reader's eventfd until the reader takes
-   it, and the reader takes a new generation before it sleeps again, so no sleep misses its ring.
+   The writer rings the readers' one bell, once per generation. A ring stays in the epoll of each
+   reader until that reader takes it, and the reader takes a new generation before it sleeps again,
+   so no sleep misses its ring; a ring that was meant for another reader is one more look.
 3. The same for space, mirrored: the writer stores the target (the read position that it needs),
    `full`, looks at the read positions again. A reader stores its position, `full`, loads the
    target, and rings when this step carried it to the target or past it.

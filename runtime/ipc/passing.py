@@ -20,8 +20,8 @@ from vcli.runtime.ipc.handles import ReaderHandle, WriterHandle
 Handle = ReaderHandle | WriterHandle
 
 _MAX_MESSAGE_BYTES = 64 << 10
-_MAX_FDS = 253
-"""As many as Linux passes in one message."""
+_NUM_FDS = 3
+"""Memory, and a bell for each side."""
 _CREDENTIALS = struct.Struct("3i")
 _INDEX = struct.Struct("<I")
 
@@ -98,11 +98,11 @@ def fetch_writer_handle(address: str, index: int, timeout_s: float) -> WriterHan
     """As `fetch_reader_handle`, for the writing end."""
     data, fds = _fetch(address, index, timeout_s)
     handle = msgspec.msgpack.decode(data, type=WriterHandle)
-    segment_fd, *doorbell_fds, space_fd = fds
+    segment_fd, doorbell_fd, space_fd = fds
     return msgspec.structs.replace(
         handle,
         segment_fd=segment_fd,
-        doorbell_fds=tuple(doorbell_fds),
+        doorbell_fd=doorbell_fd,
         space_fd=space_fd,
         creator_pid=0,
     )
@@ -117,7 +117,7 @@ def _fetch(address: str, index: int, timeout_s: float) -> tuple[bytes, list[int]
                 raise QueueError(f"{address} is offered by another user")
             offer.send(_INDEX.pack(index))
             data, fds, _, _ = socket.recv_fds(
-                offer, _MAX_MESSAGE_BYTES, _MAX_FDS, socket.MSG_CMSG_CLOEXEC
+                offer, _MAX_MESSAGE_BYTES, _NUM_FDS, socket.MSG_CMSG_CLOEXEC
             )
         except (TimeoutError, ConnectionError) as error:
             raise QueueError(

@@ -86,7 +86,7 @@ class NodeHub(Endpoint):
         number, *rest = (frame.bytes for frame in frames[1:])
         if not number:
             return
-        if not peer.is_next(number):
+        if not peer.is_next(number) or not rest:
             self._drop(peer, f"message {peer.received} was lost on the way")
             return
         self._on_event(Received(routing_id, peer.address, rest))
@@ -153,7 +153,7 @@ class NodeLink(Endpoint):
         number, *rest = (frame.bytes for frame in frames)
         if not number or self._is_gone:
             return
-        if not self._hub.is_next(number):
+        if not self._hub.is_next(number) or not rest:
             self._end(Gone(b"", f"message {self._hub.received} was lost on the way"))
             return
         self._on_event(Received(b"", self._hub.address, rest))

@@ -24,21 +24,21 @@ Piece = tuple[int, list[int], list[Buffer], int, int]
 class RingWriter:
     """The writer's end, for one thread at a time.
 
-    `bells[i](1)` is called when reader `i` sleeps and has something to see. A ring has one writer
+    `bell(1)` is called when a reader sleeps and has something to see. A ring has one writer
     in its life.
     """
 
     def __init__(
         self,
         buffer: memoryview,
-        bells: Sequence[Callable[[int], object]],
+        bell: Callable[[int], object],
         fences: Fences | None = None,
     ) -> None:
         self.layout = RingLayout.load(buffer)
         fences = make_fences() if fences is None else fences
         self._order, self._full = fences.order, fences.full
         self._bytes, self._words = buffer, buffer.cast("Q")
-        self._bells = bells
+        self._bell = bell
         self._header_bytes = self.layout.header_bytes
         self._capacity_bytes = self.layout.capacity_bytes
         # With its wrap marker a record of half the ring fits an empty ring wherever it starts.
@@ -253,20 +253,23 @@ class RingWriter:
             self._order()
         words[at.WRITE_POSITION] = end
         self._full()
+        is_asleep = False
         for index, armed_word in self._armed_words:
             generation = words[armed_word]
             if generation and generation != woken[index]:
                 woken[index] = generation
-                self._bells[index](1)
+                is_asleep = True
+        if is_asleep:
+            self._bell(1)
 
     def _set_state(self, state: int) -> None:
         if self._order is not None:
             self._order()
         self._words[at.WRITER_STATE] = state
         self._full()
-        # All of them: an armed reader looks for records once more before it sleeps, not for this.
-        for bell in self._bells:
-            bell(1)
+        # Whoever is armed: an armed reader looks for records once more before it sleeps, not for
+        # this.
+        self._bell(1)
 
 
 def _piece(kind: int, lengths: list[int], buffers: list[Buffer]) -> Piece:

@@ -16,7 +16,7 @@ from enum import IntEnum
 SPIN_NS = 80_000
 """Longest spin: about what two wake-ups across CPUs cost, so that one end may begin to spin while
 the other still sleeps."""
-RECHECK_S = 1.0
+RECHECK_S = 5.0
 """Longest sleep at a time. No ring is lost by the protocol; this bounds the harm if one were."""
 _MAX_SCORE = 8
 

@@ -23,6 +23,7 @@ from vcli.runtime.executor.node_messages import (
     NodeMessage,
     NodeReady,
     NodeSaid,
+    lost_core_report,
     lost_node_report,
 )
 from vcli.runtime.executor.node_workers import NodeWorkers
@@ -161,7 +162,9 @@ class _Follower:
             ),
             on_call=self._on_call,
             on_stop=lambda report: self._inbox.put(_CoreStopped(report)),
-            on_gone=lambda reason: self._cause.observe(self._core_gone(reason)),
+            on_gone=lambda reason: self._cause.observe(
+                lost_core_report(self._leader_host, reason, phase=self._phase)
+            ),
         )
         bringing_up = asyncio.create_task(asyncio.to_thread(self._bring_up))
         try:
@@ -241,9 +244,8 @@ class _Follower:
         """Node 0 says nothing any more: end by the user's signal, or else as a failure."""
         if self._signals.first.is_set():
             return self._signals.exit_status
-        phase = "serving" if self._is_serving else "start"
         reason = "it ended its engine core and did not say why"
-        raise self._failed(lost_node_report(0, self._leader_host, reason, phase=phase))
+        raise self._failed(lost_node_report(0, self._leader_host, reason, phase=self._phase))
 
     def _is_late(self) -> bool:
         return self._end_at is not None and time.monotonic() >= self._end_at
@@ -280,8 +282,11 @@ class _Follower:
         asyncio.get_running_loop().run_in_executor(None, self._end_workers)
 
     def _on_leader_gone(self, event: Gone) -> None:
-        phase = "serving" if self._is_serving else "start"
-        self._cause.observe(lost_node_report(0, self._leader_host, event.reason, phase=phase))
+        self._cause.observe(lost_node_report(0, self._leader_host, event.reason, phase=self._phase))
+
+    @property
+    def _phase(self) -> str:
+        return "serving" if self._is_serving else "start"
 
     def _on_leader_message(self, event: Received) -> ExitStatus | None:
         message = TO_NODE.decode(event.frames[0])
@@ -306,16 +311,6 @@ class _Follower:
     def _on_call(self, frames: list[bytes]) -> None:
         if self._workers is not None:
             self._workers.call(frames)
-
-    def _core_gone(self, reason: str) -> FailureReport:
-        """A consequence: its launcher, or the loss of that, tells why."""
-        return FailureReport(
-            process="EngineCore",
-            phase="serving" if self._is_serving else "start",
-            kind="PeerDiedError",
-            message=f"node 0's engine core is gone: {reason}",
-            host=self._leader_host,
-        )
 
     def _on_message(self, message: ChildMessage) -> None:
         self._view.on_message(message)

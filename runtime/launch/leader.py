@@ -195,4 +195,6 @@ class Leader:
             if isinstance(message, Failed):
                 self._on_failure(message.report)
             elif isinstance(message, Leaving):
-                self._on_leave(member, ExitStatus(message.status))
+                is_term = message.status == ExitStatus.TERMINATED
+                status = ExitStatus.TERMINATED if is_term else ExitStatus.INTERRUPTED
+                self._on_leave(member, status)

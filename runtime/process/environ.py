@@ -34,9 +34,10 @@ def worker_environ(
     """The environment of a child whose parent has `base`.
 
     `additions` replace what the parent has, except for the names in `UNTOUCHABLE` and the
-    interfaces of gloo and NCCL. `omp_num_threads` counts only where the user set no OMP_NUM_THREADS.
+    interfaces of gloo and NCCL. `omp_num_threads` counts only without the user's OMP_NUM_THREADS.
     """
-    kept = {name: base[name] for name in (*UNTOUCHABLE, GLOO_INTERFACE, NCCL_INTERFACE) if name in base}
+    untouched = (*UNTOUCHABLE, GLOO_INTERFACE, NCCL_INTERFACE)
+    kept = {name: base[name] for name in untouched if name in base}
     environ = {**base, **(additions or {}), **kept}
     if omp_num_threads is not None:
         environ.setdefault(OMP_NUM_THREADS, str(omp_num_threads))

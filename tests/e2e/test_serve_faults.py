@@ -13,7 +13,18 @@ from tests.support.serving import Server, serving
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-_TP3 = ["--served-model-name", "demo", "-tp", "3", "--max-model-len", "2048", "--kv-cache-memory", "128M", "--max-num-seqs", "16"]
+_TP3 = [
+    "--served-model-name",
+    "demo",
+    "-tp",
+    "3",
+    "--max-model-len",
+    "2048",
+    "--kv-cache-memory",
+    "128M",
+    "--max-num-seqs",
+    "16",
+]
 
 
 @pytest.fixture

@@ -80,6 +80,15 @@ def test_a_killed_process_is_named_on_both_nodes(
         assert "SIGKILL" in node.errors[0]
 
 
+def test_killed_fork_servers_end_nothing(job: Job) -> None:
+    leader, follower = wait_phase(job, "serving")
+    for host in job.hosts:
+        os.kill(host.pid_of("ForkServer"), signal.SIGKILL)
+    for node in (leader, follower):
+        node.wait_line("fork server .* killed by SIGKILL: running processes live on")
+    assert job.ask(leader.wait_serving(), PROMPT)["usage"]["completion_tokens"] == 8
+
+
 @pytest.mark.parametrize(("phase", "status"), PHASES)
 @pytest.mark.parametrize("host", [0, 1])
 def test_a_killed_launcher_is_named_on_the_other_node(

@@ -57,6 +57,16 @@ def test_either_node_may_start_first(job: Job, first: int) -> None:
         node.wait_line("eth0|agree")
 
 
+def test_a_host_name_that_means_loopback_does_not_matter(tmp_path: Path, model: Path) -> None:
+    """Left to itself, gloo would tell the other host to connect to 127.0.1.1."""
+    with (
+        lab_of(2, tmp_path, names_are_loopback=True) as own,
+        job_of(own.hosts, tmp_path, model) as job,
+    ):
+        leader, _ = job.start_all("-tp", "2", "--no-preflight")
+        assert job.ask(leader.wait_serving(), PROMPT)["usage"]["completion_tokens"] == 8
+
+
 @pytest.mark.parametrize("alone", [0, 1])
 def test_a_missing_node_is_named_at_the_deadline_and_exit_is_3(job: Job, alone: int) -> None:
     begun = time.monotonic()

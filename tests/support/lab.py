@@ -74,7 +74,7 @@ class Host:
             [
                 "unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork",
                 "--kill-child", "--mount-proc", "bash", "-c", _INIT, "init",
-                self.name, folder / "hosts", sign,
+                self.name, folder / f"hosts{self.index}", sign,
             ],
             stdin=subprocess.DEVNULL,
             stderr=log,
@@ -184,18 +184,26 @@ class Host:
 
 
 class Lab:
-    """`count` hosts on one switch."""
+    """`count` hosts on one switch.
 
-    def __init__(self, count: int, folder: Path) -> None:
+    With `names_are_loopback` each host's own name stands for 127.0.1.1, as Debian writes it.
+    """
+
+    def __init__(self, count: int, folder: Path, *, names_are_loopback: bool = False) -> None:
         self.folder = folder
+        self._names_are_loopback = names_are_loopback
         self.switch = f"lab-{os.getpid()}-{next(_NUMBERS)}"
         self.hosts = [Host(self, index) for index in range(count)]
         self.namespaces: list[str] = []
 
     def boot(self) -> None:
         """Start the switch, then every host."""
-        lines = [f"{host.address} {host.name}" for host in self.hosts]
-        (self.folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *lines]) + "\n")
+        for own in self.hosts:
+            lines = ["127.0.0.1 localhost"]
+            for host in self.hosts:
+                is_loopback = host is own and self._names_are_loopback
+                lines.append(f"{'127.0.1.1' if is_loopback else host.address} {host.name}")
+            (self.folder / f"hosts{own.index}").write_text("\n".join(lines) + "\n")
         _run("ip", "netns", "add", self.switch)
         _run("ip", "-n", self.switch, "link", "add", "br0", "type", "bridge")
         _run("ip", "-n", self.switch, "link", "set", "br0", "up")
@@ -218,9 +226,9 @@ class Lab:
 
 
 @contextlib.contextmanager
-def lab_of(count: int, folder: Path) -> Iterator[Lab]:
+def lab_of(count: int, folder: Path, *, names_are_loopback: bool = False) -> Iterator[Lab]:
     """A lab that is gone afterwards, whatever happened."""
-    lab = Lab(count, folder)
+    lab = Lab(count, folder, names_are_loopback=names_are_loopback)
     try:
         lab.boot()
         yield lab

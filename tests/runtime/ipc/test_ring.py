@@ -21,16 +21,15 @@ class Ring:
         layout = RingLayout.plan(num_readers, capacity, num_readers + 1)
         self.memory = memoryview(bytearray(layout.total_bytes))
         layout.store(self.memory)
-        self.reader_rings = [0] * num_readers
+        self.reader_rings = 0
         self.writer_rings = 0
-        bells = [lambda _, i=i: self._ring_reader(i) for i in range(num_readers)]
-        self.writer = RingWriter(self.memory, bells, fences)
+        self.writer = RingWriter(self.memory, self._ring_readers, fences)
         self.readers = [
             RingReader(self.memory, i, self._ring_writer, fences) for i in range(num_readers)
         ]
 
-    def _ring_reader(self, index):
-        self.reader_rings[index] += 1
+    def _ring_readers(self, _):
+        self.reader_rings += 1
 
     def _ring_writer(self, _):
         self.writer_rings += 1
@@ -217,18 +216,33 @@ def test_every_reader_gets_every_message_in_order(sizes, num_readers, seed, stre
     assert got == [messages] * num_readers
 
 
-def test_an_armed_reader_is_rung_once_and_one_that_is_awake_is_not():
-    ring = Ring(num_readers=2)
+def test_armed_readers_are_rung_once_in_all_and_those_that_are_awake_are_not():
+    ring = Ring(num_readers=3)
+    ring.send(b"0")
+    assert ring.reader_rings == 0
     ring.readers[1].arm()
+    ring.readers[2].arm()
     ring.send(b"1")
     ring.send(b"2")
-    assert ring.reader_rings == [0, 1]
+    assert ring.reader_rings == 1
     ring.readers[1].disarm()
+    ring.readers[2].disarm()
     ring.send(b"3")
     ring.readers[1].arm()
-    assert ring.reader_rings == [0, 1]
+    assert ring.reader_rings == 1
     ring.send(b"4")
-    assert ring.reader_rings == [0, 2]
+    assert ring.reader_rings == 2
+
+
+def test_a_reader_that_arms_again_before_the_others_is_rung_again():
+    ring = Ring(num_readers=2)
+    for reader in ring.readers:
+        reader.arm()
+    ring.send(b"1")
+    ring.readers[0].disarm()
+    ring.readers[0].arm()
+    ring.send(b"2")
+    assert ring.reader_rings == 2
 
 
 def test_every_reader_is_rung_when_the_writer_comes_or_goes():
@@ -236,7 +250,7 @@ def test_every_reader_is_rung_when_the_writer_comes_or_goes():
     ring.readers[0].arm()
     ring.writer.set_attached(1)
     ring.writer.set_closed()
-    assert ring.reader_rings == [2, 2]
+    assert ring.reader_rings == 2
     assert ring.readers[1].writer_is_closed
 
 
