@@ -47,12 +47,16 @@ class Joining:
         next_news = time.monotonic() + 1.0
         while True:
             now = time.monotonic()
-            if now >= deadline:
+            # Once node 0 is there its deadline counts: it names who is missing, to all.
+            is_alone = self._missing is None
+            if is_alone and now >= deadline:
                 raise await self._late_error()
             if now >= next_news:
                 next_news = now + NEWS_S
-                settings.note(f"join   {await self._news()}, {deadline - now:.0f} s left")
-            event = await self._inbox.get(min(deadline, next_news) - now)
+                left = f", {deadline - now:.0f} s left" if is_alone else ""
+                settings.note(f"join   {await self._news()}{left}")
+            wake_at = min(deadline, next_news) if is_alone else next_news
+            event = await self._inbox.get(wake_at - now)
             if isinstance(event, Signalled):
                 return None
             started = await self._handle(event)
@@ -101,11 +105,6 @@ class Joining:
 
     async def _late_error(self) -> NodesError:
         limit_s = self._settings.timeout_s
-        if self._missing:
-            return NodesError(
-                f"{named_nodes(self._missing)} did not come within {limit_s:g} s; node 0 waits too",
-                ExitStatus.PEERS_MISSING,
-            )
         reach = await self._reach()
         return NodesError(
             f"node 0 did not come within {limit_s:g} s: {reach}",

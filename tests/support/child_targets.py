@@ -59,6 +59,18 @@ def fail_in(context: ChildContext, phase: str, delay_s: float, kind: str, messag
     raise kinds.get(kind, ConfigError)(message)
 
 
+def fail_together(
+    context: ChildContext, folder: str, count: int, delay_s: float, kind: str, message: str
+) -> None:
+    """Wait until `count` processes are here, however slow their start was; then fail."""
+    context.report_state("groups", 0.5)
+    (Path(folder) / context.title).touch()
+    while len(list(Path(folder).iterdir())) < count:
+        time.sleep(0.005)
+    time.sleep(delay_s)
+    raise {"ValueError": ValueError, "ConnectionResetError": ConnectionResetError}[kind](message)
+
+
 def hang_in(context: ChildContext, phase: str) -> None:
     """Reach a phase and stay there."""
     context.report_state(phase, 0.4)

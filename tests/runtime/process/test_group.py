@@ -178,12 +178,16 @@ def test_failure_of_a_grandchild_is_passed_on_as_it_was(group: Group) -> None:
 
 @pytest.mark.parametrize(("follower_s", "cause_s"), [(0.0, 0.05), (0.05, 0.0)])
 def test_cause_is_named_and_not_the_follower(
-    group: Group, follower_s: float, cause_s: float
+    group: Group, tmp_path: Path, follower_s: float, cause_s: float
 ) -> None:
+    folder, both = str(tmp_path), 2
     report = start_failure(
         group,
-        spec("fail_in", "groups", follower_s, "ConnectionResetError", "by peer", title="Follower"),
-        spec("fail_in", "groups", cause_s, "ValueError", "bad shape", title="Cause"),
+        spec(
+            *("fail_together", folder, both, follower_s, "ConnectionResetError", "by peer"),
+            title="Follower",
+        ),
+        spec("fail_together", folder, both, cause_s, "ValueError", "bad shape", title="Cause"),
     )
     assert report.process == "Cause"
 

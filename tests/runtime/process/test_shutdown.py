@@ -124,7 +124,7 @@ def test_nothing_stays_open_or_unreaped() -> None:
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
-    assert not [thread for thread in threading.enumerate() if "monitor" in thread.name]
+    assert not [thread for thread in threading.enumerate() if thread.name == "child-monitor"]
 
 
 def test_exit_statuses_are_logged(caplog: pytest.LogCaptureFixture) -> None:
