@@ -248,9 +248,10 @@ class _Server:
             metrics=metrics,
             server_info=self._server_info(payload),
         )
+        self._view.on_groups(msgspec.convert(payload["group_reports"], list[GroupReport]))
+        # The port is open from here on.
         server = ApiServer(app, self._listener)
         serving = asyncio.create_task(server.serve())
-        self._view.on_groups(msgspec.convert(payload["group_reports"], list[GroupReport]))
         self._view.on_serving(
             url_of(self._listener), int(payload["num_kv_blocks"]) * int(payload["block_size"])
         )

@@ -133,3 +133,18 @@ def test_a_client_that_leaves_gives_its_blocks_back_within_a_second(
     while server.metrics(url)[free] != before:
         assert time.monotonic() - left_at < 1.0
     assert server.metrics(url)["vcli:num_requests_running"] == 0
+
+
+def test_a_gguf_file_is_served_the_same_way(tmp_path: Path, demo_gguf: Path) -> None:
+    arguments = [str(demo_gguf), "--max-model-len", "512", "--kv-cache-memory", "64M"]
+    environ = {"VCLI_HOME": str(tmp_path / "home")}
+    with serving(arguments, folder=tmp_path, environ=environ) as server:
+        url = server.wait_serving()
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
+        answer = client.chat.completions.create(
+            model=demo_gguf.stem,
+            messages=[{"role": "user", "content": "What is the capital of France?"}],
+            temperature=0,
+            max_tokens=32,
+        )
+        assert "Paris" in (answer.choices[0].message.content or "")
