@@ -213,7 +213,7 @@ def test_a_late_remote_rank_is_named_with_what_it_does(trusted: Pair) -> None:
         "sleep_on", args=[[3], 2.0], timeout_s=1.5, non_block=True
     )
     deadline = time.monotonic() + 5
-    while not (doing := trusted.node.workers.activity()):
+    while not (doing := trusted.node.workers.activity()).get(3):
         assert time.monotonic() < deadline
     trusted.node.link.say(NodeActivity(by_rank=doing))
     with pytest.raises(RpcTimeoutError, match=r"rank 3 \(Worker_TP3, in sleep_on for"):
