@@ -129,7 +129,7 @@ class StartupView:
 
 def _group_line(report: GroupReport) -> str:
     ranks = ",".join(map(str, report.ranks)) if len(report.ranks) <= 8 else rank_list(report.ranks)
-    text = f"group {report.kind} [{ranks}] {report.transport} {report.version}"
+    text = f"group {report.kind} [{ranks}] {report.transport} {report.version}".rstrip()
     if len(report.ranks) > 1:
         verdict = "verified" if report.verified else "NOT verified"
         text += (
