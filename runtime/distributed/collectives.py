@@ -6,6 +6,7 @@ come ends the call with torch's error after the timeout that the group was built
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -26,6 +27,27 @@ def all_reduce(tensor: torch.Tensor, group: GroupHandle) -> torch.Tensor:
             return group.communicator.all_reduce(tensor)
         dist.all_reduce(tensor, group=_channel(group, tensor))
     return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PartialSum:
+    """What this rank adds to a sum over `group` that nobody has needed yet."""
+
+    tensor: torch.Tensor
+    group: GroupHandle
+
+    def add_rms_norm(
+        self, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The norm of residual + sum, and that, in one go; None where the group can't."""
+        if self.group.communicator is None:
+            return None
+        return self.group.communicator.add_rms_norm(self.tensor, residual, weight, eps)
+
+
+def total(x: torch.Tensor | PartialSum) -> torch.Tensor:
+    """The sum over the group, where it is still due."""
+    return all_reduce(x.tensor, x.group) if isinstance(x, PartialSum) else x
 
 
 def all_gather(tensor: torch.Tensor, group: GroupHandle, dim: int = -1) -> torch.Tensor:

@@ -15,6 +15,17 @@ class Communicator(Protocol):
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum over all ranks; may be written into `tensor`."""
 
+    def input_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+        """Where the next `all_reduce` or `add_rms_norm` reads without a copy; None: anywhere."""
+
+    def add_rms_norm(
+        self, tensor: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The weighted norm of residual + the sum over all ranks, and that; None: can't.
+
+        May overwrite `residual`.
+        """
+
     def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
         """The tensors of all ranks, concatenated along `dim` in rank order."""
 

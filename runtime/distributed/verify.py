@@ -1,4 +1,4 @@
-"""A checked all-reduce per group: wrong sums must show before anything is served."""
+"""Checks before anything is served: sums per group, and data over each pair of a group's GPUs."""
 
 import statistics
 import time
@@ -9,10 +9,13 @@ import torch.distributed as dist
 from vcli.runtime.distributed.collectives import all_reduce
 from vcli.runtime.distributed.group import GroupHandle
 from vcli.runtime.distributed.parallel_state import ParallelContext
+from vcli.runtime.distributed.symmetric import INPUT_BYTES, PeerMemory
+from vcli.runtime.distributed.trials import first_difference, together, wait_for_device
 from vcli.runtime.messages import GroupReport
 
 DEFAULT_PAYLOAD_BYTES = 64 * 1024
 NUM_TIMED = 5
+PAIR_BYTES = 64 * 1024
 
 #: A prime: residues of squares modulo it give each rank and element its own number, and sums of
 #: thousands of ranks are still exact in float32.
@@ -41,12 +44,12 @@ def verify_all_reduce(
     notes, seconds = [], []
     for _ in range(NUM_TIMED + 1):
         tensor = contribution.clone()
-        _wait_for_device(device)
+        wait_for_device(device)
         started = time.perf_counter()
         tensor = all_reduce(tensor, group)
-        _wait_for_device(device)
+        wait_for_device(device)
         seconds.append(time.perf_counter() - started)
-        notes.append(_first_difference(tensor, expected))
+        notes.append(first_difference(tensor, expected))
     note = next(filter(None, notes), "")
     return _report(
         group,
@@ -66,26 +69,60 @@ def verify_groups(context: ParallelContext, device: torch.device | str) -> list[
     return [verify_all_reduce(group, device) for group in groups or [context.tp]]
 
 
+def verify_pairs(memory: PeerMemory, group: GroupHandle, device: torch.device) -> tuple[int, str]:
+    """Every rank writes to the memory of every other, which reads it; then it reads it back.
+
+    The number of ordered pairs, and what was wrong with one; then 0 counts.
+    """
+    own = group.rank_in_group
+    peers = [peer for peer in range(group.size) if peer != own]
+
+    def written_by(src: int, there: torch.Tensor) -> torch.Tensor:
+        start = INPUT_BYTES + src * PAIR_BYTES
+        return there[start : start + PAIR_BYTES]
+
+    def write() -> None:
+        for peer in peers:
+            written_by(own, memory.of_rank(peer)).copy_(_pair_pattern(own, peer, device))
+        wait_for_device(device)
+
+    def compare() -> None:
+        for peer in peers:
+            came = written_by(peer, memory.own)
+            _compare(came, _pair_pattern(peer, own, device), group, (peer, own), "write")
+            back = written_by(own, memory.of_rank(peer)).clone()
+            _compare(back, _pair_pattern(own, peer, device), group, (own, peer), "read")
+
+    reason = together(group, write).reason or together(group, compare).reason
+    return (0 if reason else group.size * (group.size - 1)), reason
+
+
+def _pair_pattern(src: int, dst: int, device: torch.device) -> torch.Tensor:
+    index = torch.arange(PAIR_BYTES, device=device)
+    return ((index * 31 + src * 17 + dst * 7) % 251).to(torch.uint8)
+
+
+def _compare(
+    data: torch.Tensor,
+    expected: torch.Tensor,
+    group: GroupHandle,
+    pair: tuple[int, int],
+    access: str,
+) -> None:
+    wait_for_device(data.device)
+    num_wrong = int((data != expected).sum())
+    if num_wrong:
+        src, dst = (group.ranks[rank_in_group] for rank_in_group in pair)
+        raise ValueError(
+            f"{access} of rank {src} in the memory of rank {dst}: {num_wrong} of "
+            f"{PAIR_BYTES} bytes are wrong"
+        )
+
+
 def _contribution(rank: int, num_elements: int, device: torch.device) -> torch.Tensor:
     """Whole numbers below the modulus that differ between ranks and between elements."""
     index = torch.arange(1, num_elements + 1, device=device)
     return (((rank * 31 + 7) ** 2 % _MODULUS * (index % _MODULUS) + rank) % _MODULUS).float()
-
-
-def _first_difference(tensor: torch.Tensor, expected: torch.Tensor) -> str:
-    wrong = (tensor != expected).nonzero().flatten()
-    if not wrong.numel():
-        return ""
-    index = int(wrong[0])
-    return (
-        f"{wrong.numel()} of {expected.numel()} sums are wrong: element {index} is "
-        f"{tensor[index].item():g}, expected {expected[index].item():g}"
-    )
-
-
-def _wait_for_device(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _report(

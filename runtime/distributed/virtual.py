@@ -56,6 +56,18 @@ class ThreadCommunicator:
             tensor += other
         return tensor
 
+    def input_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+        """None: any memory will do."""
+        del shape, dtype
+        return None
+
+    def add_rms_norm(
+        self, tensor: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """None: it can't."""
+        del tensor, residual, weight, eps
+        return None
+
     def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
         """The tensors of all ranks along `dim`."""
         return torch.cat(self._exchange.swap(self._rank_in_group, tensor), dim=dim)

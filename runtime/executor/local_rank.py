@@ -21,11 +21,22 @@ from vcli.runtime.executor.rpc import RpcClient
 from vcli.runtime.log import get_logger
 from vcli.runtime.messages import ChildState
 from vcli.runtime.process.failures import report_error
-from vcli.runtime.worker.dispatch import CollectiveWorker, RankWorker, make_worker, rpc_methods
+from vcli.runtime.worker.call_messages import RankActivity
+from vcli.runtime.worker.dispatch import (
+    CollectiveWorker,
+    DeviceWorker,
+    RankWorker,
+    make_worker,
+    rpc_methods,
+)
 from vcli.runtime.worker.progress import ProgressLine
+from vcli.runtime.worker.replies import PendingResult
 from vcli.topology.names import TITLE_PREFIX
 
 logger = get_logger(__name__)
+
+#: Results that are on their way when the rank ends.
+_LAST_RESULTS_S = 1.0
 
 
 class LocalRank:
@@ -53,6 +64,8 @@ class LocalRank:
         self._started_s = time.monotonic()
         self._doing: tuple[str, float] | None = None
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._resolutions: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._resolver: threading.Thread | None = None
         self._thread = threading.Thread(target=self._run_jobs, name=self.title, daemon=True)
 
     def start(
@@ -78,10 +91,10 @@ class LocalRank:
         """Run a call after those before it."""
         self._jobs.put(lambda: self._serve(call_id, call))
 
-    def activity(self) -> str:
-        """What the rank does now, "" for nothing."""
+    def activity(self) -> RankActivity | None:
+        """What the rank does now."""
         doing = self._doing
-        return "" if doing is None else f"in {doing[0]} for {time.monotonic() - doing[1]:.1f} s"
+        return None if doing is None else RankActivity(doing[0], time.monotonic() - doing[1])
 
     def stop(self, timeout_s: float) -> None:
         """Shut the worker down after the calls that were made; one that hangs is left behind."""
@@ -90,7 +103,9 @@ class LocalRank:
         self._jobs.put(None)
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            logger.warning("%s did not end: %s", self.title, self.activity() or self.state)
+            doing = self.activity()
+            state = self.state if doing is None else doing.describe()
+            logger.warning("%s did not end: %s", self.title, state)
 
     def _load(self, rendezvous_path: str | None, progress: ProgressLine | None) -> None:
         self._worker = make_worker(
@@ -115,6 +130,9 @@ class LocalRank:
             job()
             # Nothing of a call lives while the next one is waited for.
             del job
+        if self._resolver is not None:
+            self._resolutions.put(None)
+            self._resolver.join(_LAST_RESULTS_S)
         worker, self._worker = self._worker, None
         if worker is not None:
             with contextlib.suppress(Exception):  # peers may be gone; there is nobody to tell
@@ -123,16 +141,39 @@ class LocalRank:
     def _serve(self, call_id: int, call: RpcCall) -> None:
         self._doing = (call.name, time.monotonic())
         try:
-            result = self.run(call)
+            self._settle(call_id, call, lambda: self.run(call))
+        finally:
+            self._doing = None
+
+    def _settle(self, call_id: int, call: RpcCall, compute: Callable[[], Any]) -> None:
+        """Tell `rpc` what `compute` gives; what a device still computes is waited for elsewhere."""
+        try:
+            result = compute()
         except FailedWithOutput as error:
             report = self._failure_of(error, call)
             self._rpc.deliver_output_of_failed(self._rank, call_id, report, error.output)
         except Exception as error:  # noqa: BLE001 - border: the loop of this rank
             self._rpc.deliver_failure(call_id, self._failure_of(error, call))
         else:
-            self._rpc.deliver(self._rank, call_id, result)
-        finally:
-            self._doing = None
+            if isinstance(result, PendingResult):
+                self._resolve_later(lambda: self._settle(call_id, call, result.resolve))
+            else:
+                self._rpc.deliver(self._rank, call_id, result)
+
+    def _resolve_later(self, job: Callable[[], None]) -> None:
+        if self._resolver is None:
+            self._resolver = threading.Thread(
+                target=self._run_resolutions, name=f"{self.title}-results", daemon=True
+            )
+            self._resolver.start()
+        self._resolutions.put(job)
+
+    def _run_resolutions(self) -> None:
+        if isinstance(self._worker, DeviceWorker):
+            self._worker.bind_thread()
+        while (job := self._resolutions.get()) is not None:
+            job()
+            del job
 
     def _failure_of(self, error: Exception, call: RpcCall) -> Any:
         return report_error(

@@ -8,8 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
+
+IntArray = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +32,9 @@ class ForwardMetadata:
     seq_lens: torch.Tensor
     """(R,) int32: context with the tokens of this step."""
     block_tables: torch.Tensor
-    """(R, max blocks) int32, padded with 0."""
+    """(rows, max blocks) int32, padded with 0."""
+    rows: torch.Tensor | None = None
+    """(R,) int32: the row of each request in `block_tables`; None: request i has row i."""
     slot_mapping: torch.Tensor
     """(T,) int64: block * block size + offset in the block."""
     block_size: int
@@ -47,6 +53,10 @@ class AttentionBackend(Protocol):
     """
 
     name: str
+    has_graphs: bool
+    """Whether a step of decodes can be captured in a CUDA graph."""
+    has_host_plan: bool
+    """Whether such a graph needs `update_plan`."""
 
     def plan(self, metadata: ForwardMetadata) -> Any:
         """What `attend` needs to know, the same for all layers."""
@@ -56,6 +66,18 @@ class AttentionBackend(Protocol):
     ) -> torch.Tensor:
         """(T, H, E)."""
 
+    def capture_plan(self, metadata: ForwardMetadata) -> Any:
+        """A plan for a graph: its decodes are those of `metadata`, whose tensors stay.
+
+        What they hold when the graph is replayed counts, so nothing may be read from them now.
+        """
+
+    def update_plan(self, plan: Any, seq_lens: IntArray, block_tables: IntArray) -> None:
+        """Before each replay: lengths (R,) and blocks (R, max blocks) of its requests.
+
+        Padding has length 1 and block 0.
+        """
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionStep:
@@ -64,6 +86,17 @@ class AttentionStep:
     backend: AttentionBackend
     plan: Any
     slot_mapping: torch.Tensor
+    """(T,) int64."""
+
+    @classmethod
+    def planned(cls, backend: AttentionBackend, metadata: ForwardMetadata) -> "AttentionStep":
+        """The step that `metadata` describes."""
+        plan = backend.plan(metadata)
+        return cls(backend=backend, plan=plan, slot_mapping=metadata.slot_mapping)
+
+    def attend(self, query_THE: torch.Tensor, kv_cache: torch.Tensor, scale: float) -> torch.Tensor:
+        """(T, H, E)."""
+        return self.backend.attend(query_THE, kv_cache, self.plan, scale)
 
 
 class Attention(nn.Module):
@@ -99,7 +132,11 @@ class Attention(nn.Module):
         keys, values = self.kv_cache.flatten(1, 2)
         keys.index_copy_(0, step.slot_mapping, key_TKE)
         values.index_copy_(0, step.slot_mapping, value_TKE)
-        return step.backend.attend(query_THE, self.kv_cache, step.plan, self.scale)
+        return self.attend(query_THE, step)
+
+    def attend(self, query_THE: torch.Tensor, step: AttentionStep) -> torch.Tensor:
+        """(T, H, E), where the step's keys and values stand in the cache already."""
+        return step.attend(query_THE, self.kv_cache, self.scale)
 
 
 def attention_layers(model: nn.Module) -> list[Attention]:

@@ -12,7 +12,7 @@ from math import prod
 import torch
 import torch.nn.functional as F
 
-from vcli.runtime.layers.attention import ForwardMetadata
+from vcli.runtime.layers.attention import ForwardMetadata, IntArray
 
 #: Decodes of one batch are padded to the longest: it may be at most this much longer than the
 #: shortest, or this many tokens.
@@ -60,6 +60,8 @@ class TorchAttention:
     """The reference back end. Holds a workspace, so one thread at a time may use it."""
 
     name = "torch"
+    has_graphs = False
+    has_host_plan = False
 
     def __init__(self) -> None:
         self._workspace = torch.empty(0)
@@ -96,6 +98,14 @@ class TorchAttention:
             queries = query_THE[chunk.start : chunk.end]
             output_THE[chunk.start : chunk.end] = _prefill(queries, kv_cache, chunk, scale)
         return output_THE
+
+    def capture_plan(self, metadata: ForwardMetadata) -> TorchPlan:
+        """Not possible: how requests are grouped depends on their lengths."""
+        raise NotImplementedError("attention in torch has no CUDA graphs")
+
+    def update_plan(self, plan: TorchPlan, seq_lens: IntArray, block_tables: IntArray) -> None:
+        """Not possible, as there is no such plan."""
+        raise NotImplementedError("attention in torch has no CUDA graphs")
 
     def _decode(
         self, query_RHE: torch.Tensor, kv_cache: torch.Tensor, batch: DecodeBatch, scale: float
@@ -148,10 +158,11 @@ def _slots(metadata: ForwardMetadata, requests: Sequence[int]) -> torch.Tensor:
     """Cache rows (R, L) of the contexts of `requests`; behind its end, a context's last row."""
     table = metadata.block_tables
     lengths = [metadata.seq_lens_cpu[request] for request in requests]
-    rows = torch.tensor(requests, device=table.device)
+    chosen = torch.tensor(requests, device=table.device)
     positions = torch.arange(max(lengths), device=table.device)
-    last = metadata.seq_lens.index_select(0, rows)[:, None] - 1
+    last = metadata.seq_lens.index_select(0, chosen)[:, None] - 1
     positions = torch.minimum(positions, last)
+    rows = chosen if metadata.rows is None else metadata.rows.index_select(0, chosen)
     blocks = table.index_select(0, rows).long().gather(1, positions // metadata.block_size)
     return blocks * metadata.block_size + positions % metadata.block_size
 

@@ -12,6 +12,7 @@ from torch import nn
 from vcli.runtime.distributed.collectives import all_gather, all_reduce
 from vcli.runtime.distributed.group import GroupHandle
 from vcli.runtime.layers.linear import multiply_packed, pack_weight
+from vcli.runtime.layers.ops import TORCH_OPS, LayerOps
 from vcli.runtime.layers.share import Share
 from vcli.runtime.layers.weights import WeightSlice, empty_weight
 
@@ -69,20 +70,28 @@ class ParallelLMHead(VocabParallelEmbedding):
         dtype: torch.dtype,
         device: torch.device | str | None = None,
         tied_to: VocabParallelEmbedding | None = None,
+        ops: LayerOps = TORCH_OPS,
     ) -> None:
         weight = None if tied_to is None else tied_to.weight
         super().__init__(rows, hidden_size, group=group, dtype=dtype, device=device, weight=weight)
+        self.ops = ops
         self.is_tied = tied_to is not None
         self._packed: torch.Tensor | None = None
 
     def compute_logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
         """Logits (N, V), float32, of the whole vocabulary on every rank."""
+        return self.whole_logits(self.compute_local_logits(hidden_ND))
+
+    def compute_local_logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
+        """Logits (N, rows of this rank), padding included, in the model's dtype."""
         if self._packed is None:
-            logits = F.linear(hidden_ND, self.weight)
-        else:
-            logits = multiply_packed(hidden_ND, self._packed, None)
+            return self.ops.linear(hidden_ND, self.weight, None)
+        return multiply_packed(hidden_ND, self._packed, None)
+
+    def whole_logits(self, local_logits: torch.Tensor) -> torch.Tensor:
+        """(N, V) float32 on every rank, from what each computed of its own rows."""
         # The padding of all ranks lies behind the last token: what isn't a token can't be sampled.
-        return all_gather(logits, self.group, dim=-1)[:, : self.rows.total].float()
+        return all_gather(local_logits, self.group, dim=-1)[:, : self.rows.total].float()
 
     def pack(self) -> None:
         """Multiplies by a packed copy from now on; gives up the plain weight if it is not tied."""

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from vcli.runtime.distributed.collectives import all_reduce
+from vcli.runtime.distributed.collectives import PartialSum, total
 from vcli.runtime.distributed.group import GroupHandle
+from vcli.runtime.layers.ops import TORCH_OPS, LayerOps
 from vcli.runtime.layers.share import HeadShares, Share
 from vcli.runtime.layers.weights import WeightSlice, empty_weight, whole_tensor
 
@@ -35,8 +35,10 @@ class LinearBase(nn.Module):
         has_bias: bool = False,
         dtype: torch.dtype,
         device: torch.device | str | None = None,
+        ops: LayerOps = TORCH_OPS,
     ) -> None:
         super().__init__()
+        self.ops = ops
         self.weight = empty_weight(num_outputs, num_inputs, dtype=dtype, device=device)
         self.bias = empty_weight(num_outputs, dtype=dtype, device=device) if has_bias else None
         self._packed: torch.Tensor | None = None
@@ -44,7 +46,7 @@ class LinearBase(nn.Module):
     def multiply(self, x_TI: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """(T, I) -> (T, O)."""
         if self._packed is None:
-            return F.linear(x_TI, self.weight, bias)
+            return self.ops.linear(x_TI, self.weight, bias)
         return multiply_packed(x_TI, self._packed, bias)
 
     def pack(self) -> None:
@@ -107,9 +109,16 @@ class MergedColumnParallelLinear(LinearBase):
         has_bias: bool,
         dtype: torch.dtype,
         device: torch.device | str | None = None,
+        ops: LayerOps = TORCH_OPS,
     ) -> None:
-        num_outputs = sum(part.rows.size for part in parts)
-        super().__init__(input_size, num_outputs, has_bias=has_bias, dtype=dtype, device=device)
+        super().__init__(
+            input_size,
+            sum(part.rows.size for part in parts),
+            has_bias=has_bias,
+            dtype=dtype,
+            device=device,
+            ops=ops,
+        )
         self.parts = tuple(parts)
         self.input_size = input_size
 
@@ -153,6 +162,7 @@ class QKVParallelLinear(MergedColumnParallelLinear):
         has_bias: bool,
         dtype: torch.dtype,
         device: torch.device | str | None = None,
+        ops: LayerOps = TORCH_OPS,
     ) -> None:
         query, kv = heads.query.times(head_size), heads.kv.times(head_size)
         parts = (("q_proj", query), ("k_proj", kv), ("v_proj", kv))
@@ -162,6 +172,7 @@ class QKVParallelLinear(MergedColumnParallelLinear):
             has_bias=has_bias,
             dtype=dtype,
             device=device,
+            ops=ops,
         )
         self.num_heads = heads.query.size
         self.num_kv_heads = heads.kv.size
@@ -179,18 +190,32 @@ class RowParallelLinear(LinearBase):
         has_bias: bool,
         dtype: torch.dtype,
         device: torch.device | str | None = None,
+        ops: LayerOps = TORCH_OPS,
     ) -> None:
-        super().__init__(columns.size, output_size, has_bias=has_bias, dtype=dtype, device=device)
+        super().__init__(
+            columns.size, output_size, has_bias=has_bias, dtype=dtype, device=device, ops=ops
+        )
         self.group = group
         self.columns = columns
 
-    def forward(self, x_TI: torch.Tensor) -> torch.Tensor:
-        """This rank's columns (T, I) -> the whole output (T, O) on every rank."""
+    def forward(self, x_TI: torch.Tensor) -> torch.Tensor | PartialSum:
+        """This rank's columns (T, I) -> the output (T, O): its part, or the whole."""
         if self.group.size == 1:
             return self.multiply(x_TI, self.bias)
-        y_TO = all_reduce(self.multiply(x_TI, None), self.group)
+        partial = PartialSum(self._multiply_for_sum(x_TI), self.group)
         # Every rank adds the bias once, after the sum: before it, it would count per rank.
-        return y_TO if self.bias is None else y_TO + self.bias
+        return partial if self.bias is None else total(partial) + self.bias
+
+    def _multiply_for_sum(self, x_TI: torch.Tensor) -> torch.Tensor:
+        communicator = self.group.communicator
+        if communicator is None or self._packed is not None:
+            return self.multiply(x_TI, None)
+        shape = (len(x_TI), self.weight.shape[0])
+        buffer = communicator.input_buffer(shape, x_TI.dtype)
+        if buffer is None:
+            return self.multiply(x_TI, None)
+        # Straight to where the other ranks read it.
+        return torch.mm(x_TI, self.weight.t(), out=buffer)
 
     def weight_slices(self, prefix: str) -> Iterator[WeightSlice]:
         """What it takes from a checkpoint."""

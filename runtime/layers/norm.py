@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
+from vcli.runtime.distributed.collectives import PartialSum, total
+from vcli.runtime.layers.ops import TORCH_OPS, LayerOps, rms_norm
 from vcli.runtime.layers.weights import WeightSlice, empty_weight, whole_tensor
 
 
@@ -19,24 +20,30 @@ class RMSNorm(nn.Module):
         *,
         dtype: torch.dtype,
         device: torch.device | str | None = None,
+        ops: LayerOps = TORCH_OPS,
     ) -> None:
         super().__init__()
         self.eps = eps
+        self.ops = ops
         self.weight = empty_weight(size, dtype=dtype, device=device)
         self.weight.fill_(1.0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The normed `x`, in its dtype and shape."""
-        normed = F.rms_norm(x.float(), (x.shape[-1],), eps=self.eps)
-        return self.weight * normed.to(x.dtype)
+        return rms_norm(x, self.weight, self.eps)
 
     def add_and_norm(
-        self, x: torch.Tensor, residual: torch.Tensor | None
+        self, x: torch.Tensor | PartialSum, residual: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The normed sum, and the sum: the next residual. Without residual, `x` is the sum."""
-        if residual is not None:
-            x = residual + x
-        return self.forward(x), x
+        """The normed sum, and the sum: the next residual. Without residual, `x` is the sum.
+
+        May overwrite both.
+        """
+        if isinstance(x, PartialSum) and residual is not None:
+            fused = x.add_rms_norm(residual, self.weight, self.eps)
+            if fused is not None:
+                return fused
+        return self.ops.add_rms_norm(total(x), residual, self.weight, self.eps)
 
     def weight_slices(self, prefix: str) -> Iterator[WeightSlice]:
         """What it takes from a checkpoint."""

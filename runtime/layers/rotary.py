@@ -29,6 +29,16 @@ class RotaryEmbedding(nn.Module):
         frequencies, self.amplitude = inverse_frequencies(rope, head_size, max_position_embeddings)
         # In float32 always: positions beyond 256 have no bfloat16.
         self.register_buffer("inverse_frequencies", frequencies.to(device), persistent=False)
+        self._table_PE: torch.Tensor | None = None
+
+    def table(self, num_positions: int) -> torch.Tensor:
+        """Cosines, then sines, (positions, E) float32; made once."""
+        if self._table_PE is None or len(self._table_PE) < num_positions:
+            device = self.inverse_frequencies.device
+            positions = torch.arange(num_positions, device=device)
+            cos, sin = self.cos_sin(positions, torch.float32)
+            self._table_PE = torch.cat((cos, sin), dim=-1).squeeze(1).contiguous()
+        return self._table_PE
 
     def cos_sin(
         self, positions_T: torch.Tensor, dtype: torch.dtype

@@ -2,18 +2,9 @@
 
 from dataclasses import dataclass
 from math import prod
-from typing import Protocol
 
 import torch
 from torch import nn
-
-
-class StoredTensor(Protocol):
-    """A checkpoint's tensor, of which only what is asked for is read."""
-
-    def __getitem__(self, key: tuple[slice, ...], /) -> torch.Tensor:
-        """The part at `key`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,19 +23,11 @@ class WeightSlice:
     @property
     def num_elements(self) -> int:
         """Elements that are read."""
-        return prod(self._lengths)
-
-    def fill(self, stored: StoredTensor) -> None:
-        """Reads the part of the tensor, and makes the padding zero."""
-        lengths = self._lengths
-        if lengths != tuple(self.target.shape):
-            self.target.zero_()
-        if self.num_elements:
-            covered = self.target[tuple(slice(0, length) for length in lengths)]
-            covered.copy_(stored[self.source])
+        return prod(self.lengths)
 
     @property
-    def _lengths(self) -> tuple[int, ...]:
+    def lengths(self) -> tuple[int, ...]:
+        """Elements that are read in each dimension."""
         return tuple(part.stop - part.start for part in self.source)
 
 

@@ -1,13 +1,17 @@
 """From a model's shape to the module that computes it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 
+from vcli.runtime.distributed.group import GroupHandle
 from vcli.runtime.distributed.parallel_state import ParallelContext
 from vcli.runtime.layers.attention import AttentionBackend
 from vcli.runtime.layers.attention_torch import TorchAttention
+from vcli.runtime.layers.ops import TORCH_OPS, LayerOps
+from vcli.runtime.layers.share import head_shares
 from vcli.runtime.models.decoder import CausalLM
+from vcli.topology.attention import ATTENTION_BACKENDS
 from vcli.topology.errors import ConfigError
 from vcli.topology.model_spec import ModelSpec
 
@@ -19,8 +23,45 @@ MODEL_REGISTRY: Mapping[str, type[CausalLM]] = {
     "qwen3_moe": CausalLM,
 }
 
-#: name in the plan -> back end
-ATTENTION_BACKENDS: Mapping[str, Callable[[], AttentionBackend]] = {"torch": TorchAttention}
+
+def make_attention(
+    name: str, spec: ModelSpec, group: GroupHandle, *, dtype: torch.dtype, device: torch.device
+) -> AttentionBackend:
+    """The back end `name`; its library is loaded by what uses it.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    if name == "torch":
+        return TorchAttention()
+    if name == "triton":
+        from vcli.runtime.layers.attention_triton import TritonAttention
+
+        return TritonAttention()
+    if name == "flashinfer":
+        from vcli.runtime.layers.attention_flashinfer import FlashInferAttention
+
+        heads = head_shares(spec, group)
+        return FlashInferAttention(
+            num_heads=heads.query.size,
+            num_kv_heads=heads.kv.size,
+            head_size=spec.head_size,
+            dtype=dtype,
+            device=device,
+        )
+    raise ConfigError(
+        f"attention back end {name!r} is not built in",
+        hint=f"built in: {', '.join(ATTENTION_BACKENDS)}",
+    )
+
+
+def layer_ops(attention: str) -> LayerOps:
+    """The operations between the products that go with an attention back end."""
+    if attention == "torch":
+        return TORCH_OPS
+    from vcli.runtime.layers.ops_triton import TritonOps
+
+    return TritonOps()
 
 
 def build_model(
@@ -43,17 +84,13 @@ def build_model(
             f"model family {spec.family!r} is not supported",
             hint=f"supported: {', '.join(sorted(MODEL_REGISTRY))}",
         )
-    backend = ATTENTION_BACKENDS.get(attention)
-    if backend is None:
-        raise ConfigError(
-            f"attention back end {attention!r} is not built in",
-            hint=f"built in: {', '.join(sorted(ATTENTION_BACKENDS))}",
-        )
+    device = torch.device(device)
     return family(
         spec,
         context,
         dtype=dtype,
-        device=torch.device(device),
+        device=device,
         layer_span=layer_span,
-        attention_backend=backend(),
+        attention_backend=make_attention(attention, spec, context.tp, dtype=dtype, device=device),
+        ops=layer_ops(attention),
     ).eval()

@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import msgspec
 
 from vcli.runtime.config import EngineConfig
-from vcli.runtime.messages import ModelRunnerOutput, SchedulerOutput
+from vcli.runtime.messages import SchedulerOutput
 from vcli.runtime.worker.progress import ProgressLine
 from vcli.topology.errors import ConfigError
 
@@ -33,8 +33,8 @@ class RankWorker(Protocol):
     def load_model(self) -> None:
         """Build the model and read its weights."""
 
-    def execute_model(self, output: SchedulerOutput) -> ModelRunnerOutput | None:
-        """Run one step."""
+    def execute_model(self, output: SchedulerOutput) -> Any:
+        """Run one step: a `ModelRunnerOutput`, a `PendingResult` that gives one, or None."""
 
     def shutdown(self) -> None:
         """Give back what was taken."""

@@ -43,6 +43,8 @@ class ScheduledRows:
     """Tokens in the KV cache before this step."""
     samples: npt.NDArray[np.bool_]
     """Whether the request's last known token is computed in this step."""
+    is_own: npt.NDArray[np.bool_]
+    """Whether that token is one that this worker sampled, and may have on its device alone."""
 
     @property
     def num_requests(self) -> int:
@@ -60,10 +62,30 @@ class ScheduledRows:
         return self.num_computed + self.num_scheduled
 
 
-class InputBatch:
-    """At most `max_num_seqs` requests of at most `max_model_len` tokens."""
+@dataclass(frozen=True, slots=True)
+class NewBlocks:
+    """Block ids that a row got in a step, from its column `start` on."""
 
-    def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
+    row: int
+    start: int
+    block_ids: list[int]
+
+
+class InputBatch:
+    """At most `max_num_seqs` requests of at most `max_model_len` tokens.
+
+    With `has_late_samples`, tokens that this worker sampled may be filled in after the steps that
+    go on from them: until then their cells in `token_ids` mean nothing.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        has_late_samples: bool = False,
+    ) -> None:
         self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len
         self.block_size = block_size
@@ -75,6 +97,11 @@ class InputBatch:
         self.block_table: IntArray = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
         self.num_blocks: IntArray = np.zeros(max_num_seqs, dtype=np.int32)
         self.sampling = SamplingColumns(max_num_seqs)
+        self.new_rows: list[int] = []
+        """Rows that got a request in the last step."""
+        self.new_blocks: list[NewBlocks] = []
+        """What the rows of the last step got."""
+        self._has_late_samples = has_late_samples
         self._own_samples: IntArray = np.full(max_num_seqs, NOT_SAMPLED, dtype=np.int32)
         self._row_of: dict[int, int] = {}
         # A stack: the lowest rows are used first, which keeps the rows of a step close together.
@@ -91,15 +118,36 @@ class InputBatch:
         Raises:
             BatchStateError: `output` does not fit what this batch knows.
         """
+        self.new_blocks = []
         for number in output.removed:
             self._remove(number)
-        new_rows = [self._add(request, output.step) for request in output.new]
+        self.new_rows = [self._add(request, output.step) for request in output.new]
         running_rows = self._append(output.running, output.step)
-        return self._schedule(output, new_rows, running_rows)
+        return self._schedule(output, running_rows)
 
     def keep_samples(self, step: ScheduledRows, token_ids: list[int]) -> None:
         """Note what the sampling requests of `step` got, for when they are told `OWN_SAMPLE`."""
         self._own_samples[step.rows[step.samples]] = token_ids
+
+    def fill_samples(self, step: ScheduledRows, token_ids: npt.NDArray[np.int64]) -> None:
+        """Take what the sampling requests of `step` got, where they are still here."""
+        chosen = np.flatnonzero(step.samples)
+        rows, positions = step.rows[chosen], step.seq_lens[chosen]
+        row_of = self._row_of
+        stays = np.fromiter(
+            (
+                row_of.get(step.numbers[place]) == row
+                for place, row in zip(chosen.tolist(), rows.tolist(), strict=True)
+            ),
+            dtype=np.bool_,
+            count=len(chosen),
+        )
+        # The last token that a request may have ends it: it has no cell.
+        stays &= positions < self.max_model_len
+        if not stays.any():
+            return
+        self._grow_tokens(int(positions[stays].max()) + 1)
+        self.token_ids[rows[stays], positions[stays]] = token_ids[stays]
 
     def _remove(self, number: int) -> None:
         # A request may be removed twice (preempted, then aborted while it waits), or before it
@@ -160,9 +208,9 @@ class InputBatch:
         token_ids = np.asarray(running.token_ids, dtype=np.int32)
         row_array = np.asarray(rows, dtype=np.intp)
         own = token_ids == OWN_SAMPLE
-        if own.any():
+        if own.any() and not self._has_late_samples:
             self._insert_own_samples(token_ids, own, row_array, running.numbers, step)
-        sampled = token_ids >= 0
+        sampled = (token_ids >= 0) | own
         sampled_rows = row_array[sampled]
         if sampled_rows.size:
             positions = self.num_tokens[sampled_rows]
@@ -174,7 +222,9 @@ class InputBatch:
                     f"max_model_len={self.max_model_len}"
                 )
             self._grow_tokens(longest)
-            self.token_ids[sampled_rows, positions] = token_ids[sampled]
+            known = token_ids >= 0
+            known_rows = row_array[known]
+            self.token_ids[known_rows, self.num_tokens[known_rows]] = token_ids[known]
             self.num_tokens[sampled_rows] += 1
         for index, block_ids in enumerate(running.new_block_ids):
             if block_ids:
@@ -208,6 +258,7 @@ class InputBatch:
             )
         self.block_table[row, start:end] = block_ids
         self.num_blocks[row] = end
+        self.new_blocks.append(NewBlocks(row, start, block_ids))
 
     def _grow_tokens(self, num_tokens: int) -> None:
         columns = self.token_ids.shape[1]
@@ -218,16 +269,14 @@ class InputBatch:
         grown[:, :columns] = self.token_ids
         self.token_ids = grown
 
-    def _schedule(
-        self, output: SchedulerOutput, new_rows: list[int], running_rows: list[int]
-    ) -> ScheduledRows:
+    def _schedule(self, output: SchedulerOutput, running_rows: list[int]) -> ScheduledRows:
         numbers = [request.number for request in output.new] + output.running.numbers
         if len(output.num_scheduled_tokens) != len(numbers):
             raise BatchStateError(
                 f"step {output.step}: {len(output.num_scheduled_tokens)} token counts for "
                 f"{len(numbers)} requests"
             )
-        rows = np.asarray(new_rows + running_rows, dtype=np.intp)
+        rows = np.asarray(self.new_rows + running_rows, dtype=np.intp)
         num_scheduled: IntArray = np.asarray(output.num_scheduled_tokens, dtype=np.int32)
         num_computed: IntArray = np.asarray(
             [request.num_computed_tokens for request in output.new]
@@ -254,4 +303,8 @@ class InputBatch:
             num_scheduled=num_scheduled,
             num_computed=num_computed,
             samples=ends == known,
+            is_own=np.asarray(
+                [NOT_SAMPLED] * len(output.new) + output.running.token_ids, dtype=np.int32
+            )
+            == OWN_SAMPLE,
         )

@@ -10,7 +10,9 @@ rank, and ranks that go on from different tokens give nonsense without an error.
 Shapes: T tokens of the step, R requests, N of them that sample, D hidden, V vocabulary.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -18,7 +20,7 @@ import torch
 from vcli.runtime.config import EngineConfig
 from vcli.runtime.distributed.collectives import broadcast, recv_tensors, send_tensors
 from vcli.runtime.distributed.parallel_state import ParallelContext
-from vcli.runtime.layers.attention import attention_layers, bind_kv_cache
+from vcli.runtime.layers.attention import AttentionStep, attention_layers, bind_kv_cache
 from vcli.runtime.messages import (
     NOT_SAMPLED,
     KVCacheConfig,
@@ -29,11 +31,13 @@ from vcli.runtime.models.decoder import CausalLM
 from vcli.runtime.worker.input_batch import InputBatch, IntArray, ScheduledRows
 from vcli.runtime.worker.kv_cache import allocate_kv_caches, kv_bytes_per_block
 from vcli.runtime.worker.metadata import (
+    DeviceInputs,
     StepInputs,
     build_dummy_inputs,
     build_step_inputs,
 )
 from vcli.runtime.worker.penalties import TokenHistory
+from vcli.runtime.worker.replies import PendingResult
 from vcli.runtime.worker.sampler import sample
 from vcli.runtime.worker.transfer import to_tensor
 from vcli.topology.errors import VcliError
@@ -44,15 +48,19 @@ class StepOrderError(VcliError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _DeferredStep:
+class SampledStep:
+    """A step whose logits are there and whose tokens are not."""
+
     step: ScheduledRows
     logits_NV: torch.Tensor | None
-    """None when no request of the step samples."""
+    """None when no request of the step samples, or on a rank without them."""
     keeps_samples: bool
 
 
 class ModelRunner:
     """Owns the batch and the KV cache of this rank; the model is given, loaded."""
+
+    _has_late_samples: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -74,7 +82,7 @@ class ModelRunner:
         self._scratch_block = 0
         self._kv_config: KVCacheConfig | None = None
         self._batch: InputBatch | None = None
-        self._deferred: _DeferredStep | None = None
+        self._deferred: SampledStep | None = None
         self._shared_draws = torch.Generator()
         self._shared_draws.manual_seed(config.model.seed)
 
@@ -91,6 +99,7 @@ class ModelRunner:
             max_num_seqs=self._config.scheduler.max_num_seqs,
             max_model_len=self._config.model.max_model_len,
             block_size=config.block_size,
+            has_late_samples=self._has_late_samples,
         )
 
     def sleep(self) -> None:
@@ -124,8 +133,13 @@ class ModelRunner:
         self._deferred = None
         del self.model
 
+    def capture_graphs(self, progress: Callable[[float], None]) -> int:
+        """Make the CUDA graphs of this runner; gives how many."""
+        del progress
+        return 0
+
     @torch.inference_mode()
-    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput | None:
+    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput | PendingResult | None:
         """Run a step; None where this rank is not the output rank, or when sampling is deferred.
 
         Raises:
@@ -133,6 +147,24 @@ class ModelRunner:
             StepOrderError: an earlier step was deferred and not sampled, or there is no KV cache.
             LogitsError: the model gave a request no usable logits.
         """
+        batch = self._ready_batch(output)
+        step = batch.apply(output)
+        logits_NV = None
+        if step.num_requests:
+            inputs = build_step_inputs(batch, step)
+            # Every TP rank of the stage takes the same branch: all have the same scheduler output.
+            last_tokens = inputs.query_start_loc[1:][step.samples] - 1
+            logits_NV = self._forward(inputs, last_tokens)
+        if not (self._is_output or output.keeps_samples):
+            return None
+        sampling = SampledStep(step=step, logits_NV=logits_NV, keeps_samples=output.keeps_samples)
+        if output.defer_sampling:
+            self._deferred = sampling
+            return None
+        return self._finish(sampling)
+
+    def _ready_batch(self, output: SchedulerOutput) -> InputBatch:
+        """The batch, if it can take `output` now."""
         if self._batch is None:
             raise StepOrderError(
                 f"step {output.step} came before the KV cache was made, or in sleep"
@@ -143,23 +175,10 @@ class ModelRunner:
             )
         if output.keeps_samples and self._pp.size > 1:
             raise StepOrderError("a pipeline's first stage does not see what its last one samples")
-        step = self._batch.apply(output)
-        logits_NV = None
-        if step.num_requests:
-            inputs = build_step_inputs(self._batch, step)
-            # Every TP rank of the stage takes the same branch: all have the same scheduler output.
-            last_tokens = inputs.query_start_loc[1:][step.samples] - 1
-            logits_NV = self._forward(inputs, last_tokens)
-        if not (self._is_output or output.keeps_samples):
-            return None
-        sampling = _DeferredStep(step=step, logits_NV=logits_NV, keeps_samples=output.keeps_samples)
-        if output.defer_sampling:
-            self._deferred = sampling
-            return None
-        return self._finish(sampling)
+        return self._batch
 
     @torch.inference_mode()
-    def sample_deferred(self, grammar: object | None) -> ModelRunnerOutput | None:
+    def sample_deferred(self, grammar: object | None) -> ModelRunnerOutput | PendingResult | None:
         """The result of the step that was deferred; None where this rank is not the output rank.
 
         Raises:
@@ -206,23 +225,27 @@ class ModelRunner:
 
     def _forward(self, inputs: StepInputs, last_tokens: IntArray) -> torch.Tensor | None:
         """Logits of `last_tokens` on the last stage; None on others, and when there are none."""
-        on_device = inputs.to_device(self._device)
-        received = None
-        if not self._pp.is_first:
-            buffers = self.model.empty_intermediate(on_device.metadata.num_tokens)
-            received = recv_tensors(buffers, self._pp)
-        hidden = self.model(
-            on_device.input_ids_T, on_device.positions_T, on_device.metadata, received
-        )
-        if isinstance(hidden, dict):
-            send_tensors(hidden, self._pp)
-            return None
-        if not len(last_tokens):
+        hidden = self._run_layers(inputs.to_device(self._device))
+        if hidden is None or not len(last_tokens):
             return None
         hidden_ND = hidden[to_tensor(last_tokens.astype(np.int64), self._device)]
         return self.model.compute_logits(hidden_ND)
 
-    def _finish(self, sampling: _DeferredStep) -> ModelRunnerOutput | None:
+    def _run_layers(self, inputs: DeviceInputs) -> torch.Tensor | None:
+        """Hidden states (T, D) on the last stage; None on others, which hand theirs on."""
+        received = None
+        if not self._pp.is_first:
+            buffers = self.model.empty_intermediate(inputs.metadata.num_tokens)
+            received = recv_tensors(buffers, self._pp)
+        attention = AttentionStep.planned(self.model.attention_backend, inputs.metadata)
+        hidden = self.model(inputs.input_ids_T, inputs.positions_T, attention, received)
+        if isinstance(hidden, dict):
+            send_tensors(hidden, self._pp)
+            return None
+        assert isinstance(hidden, torch.Tensor)
+        return hidden
+
+    def _finish(self, sampling: SampledStep) -> ModelRunnerOutput | PendingResult | None:
         step = sampling.step
         result = self._sample(step, sampling.logits_NV) if self._is_output else None
         if sampling.keeps_samples and step.samples.any():

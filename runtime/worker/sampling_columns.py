@@ -1,6 +1,7 @@
 """Sampling options of all rows as columns, so that a step reads them without a loop."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +61,7 @@ class SamplingColumns:
         self._num_logprobs: npt.NDArray[np.int32] = np.full(max_num_seqs, -1, dtype=np.int32)
         self._min_tokens: npt.NDArray[np.int32] = np.zeros(max_num_seqs, dtype=np.int32)
         self._ending_token_ids: list[tuple[int, ...]] = [()] * max_num_seqs
+        self._is_special: npt.NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)
         self._generators: dict[int, torch.Generator] = {}
 
     def set_row(
@@ -83,6 +85,7 @@ class SamplingColumns:
         self._frequency[row] = sampling.frequency_penalty
         self._num_logprobs[row] = -1 if sampling.logprobs is None else sampling.logprobs
         self._min_tokens[row] = sampling.min_tokens
+        self._is_special[row] = _is_special(sampling)
         ending = sampling.stop_token_ids
         if not sampling.ignore_eos:
             ending += eos_token_ids
@@ -99,6 +102,15 @@ class SamplingColumns:
         """Forget what belongs to the request of `row`."""
         self._generators.pop(row, None)
         self._ending_token_ids[row] = ()
+
+    def temperature_of(self, rows: npt.NDArray[np.integer[Any]]) -> FloatArray:
+        """The temperatures of `rows`."""
+        chosen: FloatArray = self._temperature[rows]
+        return chosen
+
+    def are_plain(self, rows: Rows) -> bool:
+        """Whether `rows` need nothing but their logits and temperatures to be sampled."""
+        return not (self._is_special[rows].any())
 
     def select(self, rows: Rows) -> SamplingRows:
         """The options of `rows`."""
@@ -128,3 +140,19 @@ class SamplingColumns:
                 if generator is not None:
                     drawn[index] = torch.rand((), generator=generator, dtype=torch.float64)
         return drawn * _BELOW_ONE
+
+
+def _is_special(sampling: SamplingParams) -> bool:
+    limits = sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
+    is_penalised = (
+        sampling.repetition_penalty != 1.0
+        or sampling.presence_penalty != 0.0
+        or sampling.frequency_penalty != 0.0
+    )
+    has_own_draws = sampling.seed is not None
+    return (
+        is_penalised
+        or sampling.logprobs is not None
+        or sampling.min_tokens > 0
+        or (not sampling.is_greedy and (limits or has_own_draws))
+    )

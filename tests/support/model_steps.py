@@ -6,7 +6,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from vcli.runtime.layers.attention import ForwardMetadata, attention_layers, bind_kv_cache
+from vcli.runtime.layers.attention import (
+    AttentionStep,
+    ForwardMetadata,
+    attention_layers,
+    bind_kv_cache,
+)
 
 BLOCK_SIZE = 4
 
@@ -75,7 +80,8 @@ def logits_in_chunks(model, session: PagedSession, number: int, token_ids, chunk
     parts, start = [], 0
     for count in chunk_sizes:
         positions, metadata = session.step({number: count})
-        hidden = model(token_ids[start : start + count], positions, metadata)
+        attention = AttentionStep.planned(model.attention_backend, metadata)
+        hidden = model(token_ids[start : start + count], positions, attention)
         parts.append(model.compute_logits(hidden))
         start += count
     assert start == len(token_ids)

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from tests.support.model_steps import run_ranks
 from tests.support.tiny_model import spec_with_heads
+from tests.support.weight_files import fill_slices
 from vcli.runtime.distributed.virtual import virtual_groups
 from vcli.runtime.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from vcli.runtime.layers.linear import (
@@ -23,9 +24,10 @@ F32 = {"dtype": torch.float32}
 
 
 def fill(slices, checkpoint):
-    for weight in slices:
+    wanted = list(slices)
+    for weight in wanted:
         assert tuple(checkpoint[weight.name].shape) == weight.shape
-        weight.fill(checkpoint[weight.name])
+    fill_slices(wanted, checkpoint)
 
 
 def randn(*shape, seed=0):

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.tiny_model import spec_with_heads
+from tests.support.weight_files import fill_slices
 from vcli.runtime.distributed.virtual import virtual_groups
 from vcli.runtime.layers.linear import RowParallelLinear
 from vcli.runtime.layers.share import even_share, head_shares
-from vcli.runtime.layers.weights import WeightSlice
 from vcli.topology.errors import ConfigError
 from vcli.topology.padding import can_cut_heads, pad_model
 from vcli.topology.sizes import ParallelSizes
@@ -76,33 +76,11 @@ def test_even_shares_cover_everything_once_with_zeros_at_the_end(total, tp, extr
     assert together == [*range(total), *[None] * (padded - total)]
 
 
-def test_a_slice_fills_its_target_and_zeros_the_rest():
-    stored = torch.arange(12.0).view(3, 4)
-    target = torch.full((4, 3), float("nan"))
-    weight = WeightSlice(name="w", shape=(3, 4), source=(slice(1, 3), slice(2, 4)), target=target)
-    weight.fill(stored)
-    assert weight.num_elements == 4
-    assert target.tolist() == [[6, 7, 0], [10, 11, 0], [0, 0, 0], [0, 0, 0]]
-
-
-def test_a_slice_that_lies_in_the_padding_reads_nothing():
-    class Unreadable:
-        def __getitem__(self, key):
-            raise AssertionError(f"read {key}")
-
-    target = torch.full((2, 4), float("nan"))
-    weight = WeightSlice(name="w", shape=(3, 4), source=(slice(3, 3), slice(0, 4)), target=target)
-    weight.fill(Unreadable())
-    assert weight.num_elements == 0
-    assert (target == 0).all()
-
-
 def test_row_parallel_columns_behind_the_last_are_zero():
     group = virtual_groups("TP", 2)[1]
     columns = even_share(5, group, "columns", padded=8)
     layer = RowParallelLinear(columns, 3, group=group, has_bias=False, dtype=torch.float32)
     checkpoint = torch.randn(3, 5)
-    for weight in layer.weight_slices("o"):
-        weight.fill(checkpoint)
+    fill_slices(layer.weight_slices("o"), {"o.weight": checkpoint})
     assert torch.equal(layer.weight[:, :1], checkpoint[:, 4:])
     assert (layer.weight[:, 1:] == 0).all()

@@ -16,6 +16,7 @@ from tests.support.tiny_model import (
 from vcli.runtime.distributed.collectives import recv_tensors, send_tensors
 from vcli.runtime.distributed.parallel_state import context_of_groups, single_rank_context
 from vcli.runtime.distributed.virtual import virtual_groups
+from vcli.runtime.layers.attention import AttentionStep
 from vcli.runtime.models.loader import load_weights
 from vcli.runtime.models.registry import build_model
 from vcli.topology.model_spec import model_spec_from_config
@@ -97,7 +98,8 @@ def test_prefills_and_decodes_in_one_batch_do_not_see_each_other():
         starts = {number: session.computed.get(number, 0) for number in chunks}
         positions, metadata = session.step(chunks)
         batch = torch.cat([ids[n][starts[n] : starts[n] + count] for n, count in chunks.items()])
-        logits = model.compute_logits(model(batch, positions, metadata))
+        attention = AttentionStep.planned(model.attention_backend, metadata)
+        logits = model.compute_logits(model(batch, positions, attention))
         wanted = [expected[n][starts[n] : starts[n] + count] for n, count in chunks.items()]
         assert_close(logits, torch.cat(wanted))
 
@@ -144,12 +146,13 @@ def test_two_pipeline_stages_give_the_logits_of_one(family, tied):
     parts, start = [], 0
     for count in (12, 1, 10):
         positions, metadata = sessions[0].step({0: count})
+        attention = AttentionStep.planned(first.attention_backend, metadata)
         sessions[1].step({0: count})
-        intermediate = first(TOKEN_IDS[start : start + count], positions, metadata)
+        intermediate = first(TOKEN_IDS[start : start + count], positions, attention)
         assert set(intermediate) == {"hidden", "residual"}
         send_tensors(intermediate, first_pp)
         received = recv_tensors(last.empty_intermediate(count), last_pp)
-        hidden = last(TOKEN_IDS[start : start + count], positions, metadata, received)
+        hidden = last(TOKEN_IDS[start : start + count], positions, attention, received)
         parts.append(last.compute_logits(hidden))
         start += count
     assert_close(torch.cat(parts), reference_logits(folder))

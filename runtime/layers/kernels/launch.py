@@ -1,0 +1,49 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+# ruff: noqa: ANN001, ANN201
+"""Programmatic dependent launch: a kernel is set up while the one before it still runs.
+
+Every kernel here calls `wait_for_previous` before it touches memory that others write. A kernel
+launched with the attribute and without the wait would race with its predecessor.
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+#: 2-byte numbers in a cache line.
+LINE = tl.constexpr(64)
+
+
+class PdlSwitch:
+    """Whether kernels overlap with the end of their predecessors. One for the process."""
+
+    is_on = False
+
+
+def pdl_options() -> dict[str, Any]:
+    """Keyword arguments for a launch."""
+    # The interpreter knows no `launch_pdl`.
+    return {"PDL": True, "launch_pdl": True} if PdlSwitch.is_on else {"PDL": False}
+
+
+@triton.jit
+def wait_for_previous(PDL: tl.constexpr):
+    """Lets the next kernel be set up, then waits until the previous one's writes are visible."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+
+
+@triton.jit
+def prefetch_lines(pointers):
+    """Starts to bring the lines at `pointers` into the L2 cache; waits for nothing."""
+    tl.inline_asm_elementwise(
+        "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
+        "=r,l",
+        [pointers.to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
