@@ -1,9 +1,11 @@
-"""`vcli bench ipc`: what the queue between the processes of this machine can do."""
+"""`vcli bench`: the group, and `ipc`, what the queue between the processes here can do."""
 
 from typing import Annotated
 
 import typer
 
+from vcli.cli.commands.bench_offline import offline
+from vcli.cli.commands.bench_serve import bench_serve
 from vcli.cli.options import AsJson
 from vcli.cli.output import Output
 from vcli.topology import ConfigError, ExitStatus
@@ -72,6 +74,10 @@ def ipc(
     else:
         output.result(table(host, rows))
     return int(status)
+
+
+bench_app.command("offline")(offline)
+bench_app.command("serve")(bench_serve)
 
 
 def _numbers(flag: str, text: str) -> list[int]:

@@ -39,6 +39,35 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Distribution:
+    """Samples in one line, in their unit; percentiles lie between two samples where need be."""
+
+    count: int
+    mean: float
+    median: float
+    p90: float
+    p99: float
+    min: float
+    max: float
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> "Distribution | None":
+        """The distribution; None of nothing."""
+        if not samples:
+            return None
+        ordered = sorted(samples)
+        return cls(
+            count=len(ordered),
+            mean=sum(ordered) / len(ordered),
+            median=_percentile(ordered, 0.5),
+            p90=_percentile(ordered, 0.9),
+            p99=_percentile(ordered, 0.99),
+            min=ordered[0],
+            max=ordered[-1],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
     """Where and when figures were measured. `load` is the load average before, over a minute."""
 
@@ -69,6 +98,20 @@ def host_facts() -> HostFacts:
 def cpu_seconds(pid: int) -> float:
     """CPU time that a living process has used, user and system, from its clock in the kernel."""
     return time.clock_gettime(~pid << 3 | 2)
+
+
+def process_age_s() -> float:
+    """Seconds since this process was started, interpreter included; good to a hundredth."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started_s
+
+
+def _percentile(ordered: Sequence[float], part: float) -> float:
+    place = part * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
 def _cpu_name(cpuinfo: Path) -> str:

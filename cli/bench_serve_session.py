@@ -1,0 +1,94 @@
+"""One `vcli bench serve`: run the load, print and save what is known."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from vcli.cli.environment import Environment
+from vcli.cli.output import Output
+from vcli.cli.views.bench_serve import request_rows, serve_document, serve_table
+from vcli.runtime.bench.http_client import ServerAddress
+from vcli.runtime.bench.serve import ServeBenchResult, run_serve_bench
+from vcli.runtime.bench.serve_spec import ServeBenchSpec
+from vcli.runtime.bench.stats import host_facts
+from vcli.topology import ConfigError, ExitStatus, UnfitError, VcliError
+
+SCHEMA = "vcli.bench-serve/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchServeSession:
+    """One run of the command."""
+
+    environment: Environment
+    output: Output
+    spec: ServeBenchSpec
+    address: ServerAddress
+    model: str | None
+    save: str | None
+
+    def run(self) -> ExitStatus:
+        """Measure and print; blocks.
+
+        Raises:
+            ConfigError: what was typed is wrong, or the server refuses it.
+            UnfitError: the server cannot answer the first request.
+        """
+        path = None if self.save is None else self._writable(self.save)
+        key = self.environment.environ.get("OPENAI_API_KEY", "")
+        if not (key.isascii() and key.isprintable()):
+            raise ConfigError("OPENAI_API_KEY has characters that no key has", hint="unset it")
+        host = host_facts()
+        result = run_serve_bench(
+            self.spec,
+            self.address,
+            model=self.model,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            note=self.output.note,
+        )
+        document = serve_document(host, self.address, result)
+        problem = self._problem(result)
+        if self.output.json_mode:
+            self.output.document(SCHEMA, document, result.status)
+        else:
+            self.output.result(serve_table(host, self.address, result))
+        if problem is not None:
+            self.output.note_error(problem)
+        if path is not None:
+            whole = {"schema": SCHEMA, "exit_code": int(result.status), **document}
+            self._save(path, json.dumps({**whole, "requests": request_rows(result)}, indent=2))
+        return result.status
+
+    def _problem(self, result: ServeBenchResult) -> VcliError | None:
+        """The one message about requests that failed."""
+        if result.status in (ExitStatus.INTERRUPTED, ExitStatus.TERMINATED):
+            self.output.note("stopped: this is what is known")
+        if not result.failures:
+            return None
+        first = min(result.failures, key=lambda record: record.ended_s)
+        count = f"{len(result.failures)} of {len(result.records)} requests failed"
+        if result.is_server_gone:
+            left = f", {result.num_unsent} are left" if result.num_unsent else ""
+            return UnfitError(
+                f"the server went away: {count}{left}; the first: {first.error}",
+                hint="look at the server's own output for the cause",
+            )
+        return UnfitError(f"{count}; the first: {first.error}")
+
+    def _writable(self, typed: str) -> Path:
+        path = self.environment.cwd / typed
+        folder = path.parent
+        if not typed or path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+            raise ConfigError(
+                f"--save {typed!r}: no file can be written there", hint="--save results.json"
+            )
+        return path
+
+    def _save(self, path: Path, text: str) -> None:
+        try:
+            path.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UnfitError(
+                f"{path} cannot be written: {error.strerror}", hint="--save FILE elsewhere"
+            ) from error
