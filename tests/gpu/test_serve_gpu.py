@@ -42,6 +42,24 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def graph_model(tmp_path: Path) -> Path:
+    """One whose heads the Triton kernels take, so that its steps are CUDA graphs."""
+    folder = tmp_path / "graph-model"
+    folder.mkdir()
+    for path in tiny_checkpoint("llama", head_dim=64).iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    write_tokenizer(folder)
+    return folder
+
+
+def graph_arguments(model: Path) -> list[str]:
+    return [
+        str(model), "--served-model-name", "tiny", "--dtype", "bfloat16", "--max-model-len", "256",
+        "--kv-cache-memory", "64M", "--max-num-seqs", "8", "-tp", str(min(NUM_GPUS, 2)),
+    ]  # fmt: skip
+
+
 def used_on_all() -> int:
     """Bytes in use on all GPUs, by NVML; also what processes of other namespaces hold."""
     import pynvml
@@ -87,24 +105,51 @@ def test_greedy_text_on_gpus_is_that_of_the_cpu(
             assert " verified" in server.output
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("title", ["Worker", "EngineCore", "serve"])
-@pytest.mark.parametrize("phase", ["device", "weights", "serving"])
+#: last state that all ranks have reached when the victim is killed
+PHASES = {"load": "groups", "warm-up": "kv", "serving": None}
+VICTIMS = ["EngineCore", "serve"] + (["Worker_TP0", "Worker_TP1"] if NUM_GPUS > 1 else [])
+
+
+def wait_phase(server: Server, phase: str) -> None:
+    state = PHASES[phase]
+    server.wait_line(r"serving tiny" if state is None else rf"ranks? [0-9-]+ {state}", timeout_s=90)
+
+
+def wait_memory_free(before: int) -> None:
+    killed_at = time.monotonic()
+    while used_on_all() > before + 64 * 2**20:
+        assert time.monotonic() - killed_at < 3
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("title", VICTIMS)
+@pytest.mark.parametrize("phase", PHASES)
 def test_sigkill_gives_the_memory_of_the_gpus_back(
-    tmp_path: Path, model: Path, layout: list[str], title: str, phase: str
+    tmp_path: Path, graph_model: Path, title: str, phase: str
 ) -> None:
     before = used_on_all()
-    with serving(arguments(model, *layout), folder=tmp_path) as server:
-        server.wait_line(rf"ranks? [0-9-]+ {phase}|serving tiny", timeout_s=90)
+    with serving(graph_arguments(graph_model), folder=tmp_path) as server:
+        wait_phase(server, phase)
         victim = victim_of(server, title)
         os.kill(victim, signal.SIGKILL)
-        killed_at = time.monotonic()
         if victim != server.pid:
             assert server.wait_exit() in (5, 6)
         server.wait_nothing_left(timeout_s=3)
-        while used_on_all() > before + 64 * 2**20:
-            assert time.monotonic() - killed_at < 3
-            time.sleep(0.02)
+        wait_memory_free(before)
+
+
+def test_the_end_of_the_fork_server_is_survived_and_holds_no_memory(
+    tmp_path: Path, graph_model: Path
+) -> None:
+    before = used_on_all()
+    with serving(graph_arguments(graph_model), folder=tmp_path) as server:
+        url = server.wait_serving()
+        expected = ask(url)
+        os.kill(victim_of(server, "ForkServer"), signal.SIGKILL)
+        assert ask(url) == expected
+        os.kill(server.pid, signal.SIGKILL)
+        server.wait_nothing_left(timeout_s=3)
+        wait_memory_free(before)
 
 
 def victim_of(server: Server, title: str) -> int:
