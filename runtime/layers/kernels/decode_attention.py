@@ -42,18 +42,16 @@ class DecodeTuning:
         return min(1 << max(math.ceil(math.log2(wanted)), 0), MAX_SPLITS)
 
 
-#: (most requests with 8 kv heads, tuning): measured on H200 within layers, heads of 128.
-TUNINGS = (
-    (4, DecodeTuning(tile=128, num_warps=4, num_stages=3, num_programs=1056)),
-    (63, DecodeTuning(tile=16, num_warps=1, num_stages=5, num_programs=264)),
-    (math.inf, DecodeTuning(tile=64, num_warps=4, num_stages=3, num_programs=264)),
-)
+#: Measured on H200 within layers of heads of 128: for few contexts, and for all others.
+FEW_TUNING = DecodeTuning(tile=128, num_warps=4, num_stages=3, num_programs=1056)
+MANY_TUNING = DecodeTuning(tile=16, num_warps=1, num_stages=5, num_programs=264)
+#: Most pairs of a request and a kv head that are few.
+FEW_CONTEXTS = 32
 
 
 def tuning_for(num_requests: int, num_kv_heads: int) -> DecodeTuning:
-    """The fastest known for so many contexts (a request's kv heads are read side by side)."""
-    load = num_requests * num_kv_heads / 8
-    return next(tuning for most, tuning in TUNINGS if load <= most)
+    """The fastest known for so many contexts."""
+    return FEW_TUNING if num_requests * num_kv_heads <= FEW_CONTEXTS else MANY_TUNING
 
 
 class DecodeWorkspace:

@@ -24,6 +24,8 @@ MIN_ROWS = 16
 #: Most rows that were measured to be faster here than by cuBLAS, and bytes of the smallest weight.
 MOST_ROWS = 32
 LEAST_BYTES = 2 << 20
+#: From here on, outputs alone fill a GPU.
+MANY_OUTPUTS = 16384
 #: Most tiles of outputs whose inputs are split over programs.
 MAX_SPLIT_TILES = 1024
 
@@ -154,23 +156,24 @@ def can_use_skinny(m: int, o: int, i: int) -> bool:
     """Whether `skinny_linear` is faster than cuBLAS for `m` rows and a 2-byte weight (o, i)."""
     if m == 1:
         return True
+    most_rows = 2 * MOST_ROWS if o >= MANY_OUTPUTS else MOST_ROWS
     # The accelerator wants rows of whole 16 bytes.
-    return m <= MOST_ROWS and 2 * o * i >= LEAST_BYTES and i % 8 == 0
+    return m <= most_rows and 2 * o * i >= LEAST_BYTES and i % 8 == 0
 
 
 def vector_tuning(o: int, i: int) -> VectorTuning:
     """The fastest known for one row: measured on H200 within layers of 1,024 and 4,096 hidden."""
-    if o >= 16384:
+    if o >= MANY_OUTPUTS:
         return VectorTuning(ahead=2)
     return VectorTuning(inputs=2048) if i > o >= 4096 else VectorTuning()
 
 
-def matrix_tuning(o: int) -> MatrixTuning:
+def matrix_tuning(o: int, i: int) -> MatrixTuning:
     """The fastest known for several rows."""
-    if o >= 16384:
+    if o >= MANY_OUTPUTS:
         return MatrixTuning(outputs=128, num_warps=8, num_stages=4)
     # Fewer programs than multiprocessors would leave some of them idle.
-    return MatrixTuning(num_splits=2) if o <= 4096 else MatrixTuning()
+    return MatrixTuning(num_splits=2) if o <= min(i, 4096) else MatrixTuning()
 
 
 class _Tickets:
@@ -217,7 +220,9 @@ def skinny_linear(
         )
     elif num_rows:
         assert not isinstance(tuning, VectorTuning)
-        _multiply_matrix(x_MI, weight_OI, bias, out, tuning or matrix_tuning(num_outputs))
+        _multiply_matrix(
+            x_MI, weight_OI, bias, out, tuning or matrix_tuning(num_outputs, num_inputs)
+        )
     return out
 
 

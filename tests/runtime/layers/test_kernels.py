@@ -389,4 +389,5 @@ def test_few_rows_of_an_uneven_weight_are_left_to_cublas():
     assert can_use_skinny(1, 4096, 4095)
     assert can_use_skinny(32, 4096, 4096)
     assert not can_use_skinny(32, 4096, 4095)
+    assert can_use_skinny(64, 28672, 4096)
     assert not any(can_use_skinny(rows, 4096, 4096) for rows in (33, 64, 1000))
