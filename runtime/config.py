@@ -6,6 +6,7 @@ from pathlib import Path
 from vcli.topology.config import ParallelConfig
 from vcli.topology.model_spec import ModelSpec
 from vcli.topology.planner import TopologyPlan
+from vcli.topology.rank_memory import MemoryLimits, RankMemoryPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,9 @@ class DeadlineConfig:
     """From the request to stop until SIGKILL."""
     stall_s: float = 60.0
     """A step that takes so long is stuck: all stacks, and who is behind, are told."""
+    drain_s: float = 2.5
+    """What running requests may still take once a signal has come; with the end of the processes
+    after it, five seconds by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,4 +96,28 @@ class EngineConfig:
     enforce_eager: bool = False
     launched: LaunchedRank | None = None
     """For the back end `external_launcher`."""
+    visible_devices: str | None = None
+    """CUDA_VISIBLE_DEVICES of the children on this node; None: they inherit it."""
+    memory_plan: tuple[RankMemoryPlan, ...] = ()
+    """What each rank is expected to take; () where nobody planned it."""
     log_level: str = "INFO"
+
+    @property
+    def device_environ(self) -> dict[str, str]:
+        """Additions to the environment of every process that may use a device."""
+        return (
+            {} if self.visible_devices is None else {"CUDA_VISIBLE_DEVICES": self.visible_devices}
+        )
+
+    @property
+    def memory_limits(self) -> MemoryLimits:
+        """What the memory of each rank has to hold."""
+        return MemoryLimits(
+            utilization=self.cache.gpu_memory_utilization,
+            block_size=self.cache.block_size,
+            max_num_seqs=self.scheduler.max_num_seqs,
+            max_num_batched_tokens=self.scheduler.max_num_batched_tokens,
+            max_model_len=self.model.max_model_len,
+            kv_cache_memory_bytes=self.cache.kv_cache_memory_bytes,
+            enforce_eager=self.enforce_eager,
+        )

@@ -1,5 +1,6 @@
 """Failures of running processes, as data that crosses process borders and as exceptions."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -76,9 +77,16 @@ class EngineDeadError(ReportedError):
 
 
 class RpcTimeoutError(VcliError):
-    """A call's deadline passed; the message names the method and the ranks that did not answer."""
+    """A call's deadline passed; the message names the method and the ranks that did not answer.
+
+    `ranks` are these; none where it is not known who is to blame.
+    """
 
     exit_status = ExitStatus.DIED_SERVING
+
+    def __init__(self, message: str, *, hint: str = "", ranks: Sequence[int] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.ranks = tuple(ranks)
 
 
 class RequestError(VcliError):

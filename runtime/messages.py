@@ -217,6 +217,21 @@ class GroupReport(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
+class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the memory of a rank went, in bytes: planned before the start, and measured.
+
+    Both have the items of `topology.rank_memory.MemoryItems` that are known. `free_bytes` is what
+    the device has left now, None on a CPU.
+    """
+
+    rank: int
+    device: str
+    device_uuid: str
+    planned: dict[str, int]
+    measured: dict[str, int]
+    free_bytes: int | None = None
+
+
 # ---- child -> parent ----------------------------------------------------------------------
 
 

@@ -29,7 +29,7 @@ RUNTIME_LAYERS: tuple[tuple[str, ...], ...] = (
     ("sampling_params",),
     ("config",),
     ("memory_limits",),
-    ("errors", "log"),
+    ("errors", "exit_status", "log"),
 )
 ALLOWED_TOP = {
     "cli": {"cli", "runtime", "diagnostics", "topology"},

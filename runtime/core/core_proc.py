@@ -1,11 +1,12 @@
 """The engine core's process: a loop around `EngineCore` that sleeps unless there is work.
 
-    input thread ------ClientMessage------|
-    futures of workers --StepDone, CallDone--> inbox -> loop (main thread) -> output thread
+    client's socket -----ClientMessage----|
+    replies of workers --StepDone, CallDone--> inbox -> loop (main thread) -> client's socket
     executor's monitor --ExecutorFailed---|
 
 The loop waits in one place, the inbox, also while a step runs: requests, aborts and calls are
-handled meanwhile, and a failure wakes it at once.
+handled meanwhile, and a failure wakes it at once. It reads, takes replies and writes itself, since
+each thread in between would be one more to wake.
 """
 
 import os
@@ -13,7 +14,7 @@ import signal
 import socket
 import threading
 import time
-from queue import Empty, SimpleQueue
+from queue import Empty
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ from vcli.runtime.core.core_events import (
     SignalCame,
     StepDone,
 )
+from vcli.runtime.core.core_inbox import CoreInbox
 from vcli.runtime.core.engine_core import EngineCore
 from vcli.runtime.core.failure_cause import FailureCause
 from vcli.runtime.core.overlap import decide_overlap
@@ -78,6 +80,7 @@ def core_main(
     """
     backend = config.plan.backend.value if nodes is None else "multinode"
     executor_class = get_executor_class(backend)
+    context.page.tell(groups=_groups_of(config))
     client = socket.socket(fileno=client_fd)
     core = EngineCoreProc(
         context,
@@ -85,13 +88,23 @@ def core_main(
         client,
         executor_class,
         starter=starter_of(context),
-        watchdog=Watchdog(config.deadlines.stall_s),
+        watchdog=Watchdog(config.deadlines.stall_s, page=context.page),
         nodes=nodes,
     )
     core.handle_sigterm()
     status = core.run()
     if status is not ExitStatus.OK:
         raise SystemExit(int(status))
+
+
+def _groups_of(config: EngineConfig) -> dict[str, list[list[int]]]:
+    """Ranks of each group of this replica by kind, for who reads the page of this process."""
+    dp_rank = config.parallel.data_parallel_rank or 0
+    groups: dict[str, dict[tuple[int, ...], None]] = {}
+    for rank in range(config.plan.world_size):
+        for group in config.plan.rank_plan(rank, dp_rank).groups:
+            groups.setdefault(str(group.kind), {})[tuple(group.ranks)] = None
+    return {kind: list(map(list, found)) for kind, found in groups.items()}
 
 
 class EngineCoreProc:
@@ -111,8 +124,8 @@ class EngineCoreProc:
         """`watchdog` belongs to the process, so only one that is the core's own may have it."""
         self._context = context
         self._config = config
-        self._inbox: SimpleQueue[CoreEvent] = SimpleQueue()
-        self._channel = ClientChannel(client, self._inbox)
+        self._inbox = CoreInbox()
+        self._channel = ClientChannel(client, self._inbox.put)
         self._cause = FailureCause(context.title)
         # Before anything is started: what was asked for may be impossible.
         decide_overlap(config, backend_can_overlap=executor_class.can_overlap_steps)
@@ -159,13 +172,13 @@ class EngineCoreProc:
             SystemExit: SIGTERM came before the core was ready, or twice.
         """
         try:
-            self._channel.start()
             self._start()
             self._serve()
             self._end_requests()
         except Exception as error:  # noqa: BLE001 - border: the core loop, every failure is told
             return self._fail(error)
         finally:
+            self._inbox.close()
             self._executor.shutdown()
             self._channel.close(_FLUSH_S)
         return ExitStatus.OK
@@ -183,8 +196,9 @@ class EngineCoreProc:
             self._executor,
             world_size=self._config.plan.world_size,
             send=self._channel.send,
-            inbox=self._inbox,
+            put=self._inbox.put,
         )
+        self._inbox.listen(self._executor, self._channel.fileno(), self._channel.read)
         # Before ready: the client may send, and a worker may die, from that moment on.
         self._is_ready = True
         self._cause.set_serving()
@@ -194,6 +208,7 @@ class EngineCoreProc:
                 "block_size": self._engine.kv_config.block_size,
                 "max_model_len": self._config.model.max_model_len,
                 "group_reports": [msgspec.to_builtins(report) for report in reports],
+                "memory": [msgspec.to_builtins(each) for each in self._executor.memory_reports()],
                 "worker_pids": dict(self._executor.worker_pids),
                 "effective": self._effective(),
             }
@@ -207,6 +222,7 @@ class EngineCoreProc:
             "chunked_prefill": self._config.scheduler.enable_chunked_prefill,
             "async_scheduling": self._engine.overlap.keeps_samples,
             "steps_in_flight": self._engine.overlap.num_steps,
+            "spin": self._executor.spin.describe(),
             "max_num_seqs": self._config.scheduler.max_num_seqs,
             "max_num_batched_tokens": self._config.scheduler.max_num_batched_tokens,
         }
@@ -260,13 +276,13 @@ class EngineCoreProc:
         limit_s = self._config.deadlines.execute_model_s + _STEP_GRACE_S
         try:
             left_s = self._step_started_s + limit_s - time.monotonic()
-            return self._inbox.get(timeout=max(left_s, 0.001))
+            return self._inbox.get(max(left_s, 0.001))
         except Empty:
             raise RpcTimeoutError(f"execute_model gave no result within {limit_s:g} s") from None
 
     def _handle_queued_events(self) -> None:
-        while not self._inbox.empty():
-            self._handle(self._inbox.get_nowait())
+        for event in self._inbox.take_all():
+            self._handle(event)
 
     def _handle(self, event: CoreEvent) -> None:
         match event:

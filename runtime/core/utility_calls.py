@@ -8,18 +8,28 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from queue import SimpleQueue
 from typing import Any
 
 import msgspec
 
 from vcli.runtime.core.core_events import CallDone, CoreEvent
 from vcli.runtime.core.engine_core import EngineCore
-from vcli.runtime.errors import RequestError
+from vcli.runtime.errors import RequestError, RpcTimeoutError
 from vcli.runtime.executor.base import Executor
 from vcli.runtime.messages import UtilityCall, UtilityReply
 
-WORKER_METHODS = frozenset({"check_health", "group_reports", "kv_bytes_per_block"})
+WORKER_METHODS = frozenset(
+    {
+        "check_health",
+        "group_reports",
+        "kv_bytes_per_block",
+        "memory_report",
+        # of the worker extension that `vcli bench offline` brings
+        "bench_copy",
+        "bench_device",
+        "bench_noop",
+    }
+)
 """Worker methods that a client may call by `collective_rpc`; none of them changes anything."""
 
 MAX_TIMEOUT_S = 60.0
@@ -38,13 +48,13 @@ class UtilityCalls:
         *,
         world_size: int,
         send: Callable[[UtilityReply], None],
-        inbox: "SimpleQueue[CoreEvent]",
+        put: Callable[[CoreEvent], None],
     ) -> None:
         self._engine = engine
         self._executor = executor
         self._world_size = world_size
         self._send = send
-        self._inbox = inbox
+        self._put = put
         self._waiting: dict[int, _Answer] = {}
         self._local: Mapping[str, Callable[..., Any]] = {
             "ping": os.getpid,
@@ -95,7 +105,7 @@ class UtilityCalls:
                 num_left -= 1
                 is_last = num_left == 0
             if is_last:
-                self._inbox.put(CallDone(call_id, futures))
+                self._put(CallDone(call_id, futures))
 
         for future in futures:
             future.add_done_callback(count_down)
@@ -120,7 +130,29 @@ class UtilityCalls:
             )
             for rank in range(self._world_size)
         )
-        return futures, _health_of
+        return futures, self._health_of
+
+    def _health_of(self, futures: "tuple[Future[Any], ...]") -> dict[str, Any]:
+        """Who answered, who is only busy, and who is missing."""
+        errors = {
+            rank: error
+            for rank, future in enumerate(futures)
+            if (error := future.exception(timeout=0)) is not None
+        }
+        busy = {
+            rank: activity.describe()
+            for rank, error in errors.items()
+            if isinstance(error, RpcTimeoutError)
+            and (activity := self._executor.busy_with(rank)) is not None
+        }
+        missing = sorted(errors.keys() - busy.keys())
+        return {
+            "is_healthy": not missing,
+            "answered": [rank for rank in range(len(futures)) if rank not in errors],
+            "busy": {str(rank): text for rank, text in busy.items()},
+            "missing": missing,
+            "errors": {str(rank): _text_of(errors[rank]) for rank in missing},
+        }
 
     def _collective_rpc(
         self,
@@ -143,20 +175,6 @@ class UtilityCalls:
             non_block=True,
         )
         return (future,), lambda futures: futures[0].result(timeout=0)
-
-
-def _health_of(futures: "tuple[Future[Any], ...]") -> dict[str, Any]:
-    errors = {
-        rank: _text_of(error)
-        for rank, future in enumerate(futures)
-        if (error := future.exception(timeout=0)) is not None
-    }
-    return {
-        "is_healthy": not errors,
-        "answered": [rank for rank in range(len(futures)) if rank not in errors],
-        "missing": sorted(errors),
-        "errors": {str(rank): text for rank, text in errors.items()},
-    }
 
 
 def _capped(timeout_s: float) -> float:

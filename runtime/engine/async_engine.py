@@ -188,7 +188,10 @@ class AsyncEngine:
             self._client.post(AbortRequests(request_ids=ended_here))
 
     def _on_failure(self, report: FailureReport) -> None:
-        logger.info("engine dead: %s", report.describe())
+        if self._client.has_left_as_asked:
+            logger.info("engine core ended as it was asked to")
+        else:
+            logger.info("engine dead: %s", report.describe())
         self._outputs.fail_all(lambda: EngineDeadError(report))
         if report.process == FRONT_END and self._on_own_failure is not None:
             self._on_own_failure(report)

@@ -73,6 +73,8 @@ class CoreClient:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[CoreMessage] = msgspec.msgpack.Decoder(CoreMessage)
         self.failure: FailureReport | None = None
+        self.has_left_as_asked = False
+        """Whether `failure` is only the end that `ShutdownCore` asked for."""
 
     def start(self) -> None:
         """Begin to send and receive, in the running event loop."""
@@ -197,6 +199,7 @@ class CoreClient:
         if not self._is_shutting_down:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._has_failed.wait(), _REPORT_GRACE_S)
+        self.has_left_as_asked = self._is_shutting_down and self.failure is None
         self.fail(
             FailureReport(
                 process="EngineCore",

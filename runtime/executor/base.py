@@ -8,17 +8,22 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
+import msgspec
+
 from vcli.runtime.config import EngineConfig
-from vcli.runtime.errors import FailureReport
+from vcli.runtime.errors import FailureReport, RpcTimeoutError
+from vcli.runtime.executor.waiting import FdWaiter, Waiter, spin_of
 from vcli.runtime.log import get_logger
 from vcli.runtime.messages import (
     ChildMessage,
     GroupReport,
     KVCacheConfig,
+    MemoryReport,
     ModelRunnerOutput,
     SchedulerOutput,
 )
 from vcli.runtime.process.starter import Starter
+from vcli.runtime.worker.call_messages import RankActivity
 from vcli.runtime.worker.dispatch import DEFAULT_WORKER_CLS
 from vcli.topology.errors import ConfigError
 
@@ -39,6 +44,7 @@ _BACKENDS = {
     "external_launcher": "vcli.runtime.executor.external_launcher.ExternalLauncherExecutor",
 }
 
+_HEALTH_METHOD = "check_health"
 #: Deadline of a health check, where the caller names none.
 HEALTH_TIMEOUT_S = 10.0
 
@@ -104,6 +110,7 @@ class Executor(ABC):
         self._failure_callbacks: list[FailureCallback] = []
         self._failure_lock = threading.Lock()
         self._starter: Starter | None = None
+        self.spin = spin_of(config)
 
     def use_starter(self, starter: Starter) -> None:
         """Have `start` bring up its processes by `starter`; otherwise they are spawned."""
@@ -140,6 +147,14 @@ class Executor(ABC):
     def worker_pids(self) -> Mapping[str, int]:
         """Pid of each worker process by its title; empty when there is none."""
 
+    def waiter(self, fds: Sequence[int]) -> Waiter:
+        """A wait for `fds` in the calling thread, which takes the replies until it is closed."""
+        return FdWaiter(fds, self.spin)
+
+    def _result_of(self, future: "Future[Any]") -> Any:
+        """The result of a call; a thread that has a `waiter` takes the replies meanwhile."""
+        return future.result()
+
     # ---- calls ------------------------------------------------------------------------------
 
     @overload
@@ -155,7 +170,7 @@ class Executor(ABC):
     ) -> "StepResult | Future[StepResult]":
         """Run one step on all ranks; gives the output rank's result."""
         future = self._submit(self._step("execute_model", (output,)))
-        return future if non_block else future.result()
+        return future if non_block else self._result_of(future)
 
     @overload
     def sample_tokens(
@@ -170,11 +185,11 @@ class Executor(ABC):
     ) -> "StepResult | Future[StepResult]":
         """Sample the step that was executed with `defer_sampling`."""
         future = self._submit(self._step("sample_tokens", (grammar,)))
-        return future if non_block else future.result()
+        return future if non_block else self._result_of(future)
 
     def execute_dummy_batch(self) -> None:
         """Take part in the collectives of a step without requests."""
-        self._submit(self._step("execute_dummy_batch", ())).result()
+        self._result_of(self._submit(self._step("execute_dummy_batch", ())))
 
     def collective_rpc(
         self,
@@ -214,7 +229,7 @@ class Executor(ABC):
                 method, tuple(args), dict(kwargs or {}), timeout_s, unique_reply_rank, aggregate
             )
         )
-        return future if non_block else future.result()
+        return future if non_block else self._result_of(future)
 
     def determine_available_memory(self) -> list[int]:
         """Bytes for the KV cache on each rank."""
@@ -236,14 +251,38 @@ class Executor(ABC):
                 distinct.setdefault((report.kind, tuple(report.ranks)), report)
         return list(distinct.values())
 
+    def memory_reports(self) -> list[MemoryReport]:
+        """What the memory of each rank went to, beside what was planned."""
+        reports = self.collective_rpc("memory_report")
+        # Where a launcher started the ranks, they come as plain values.
+        return msgspec.convert(reports, list[MemoryReport])
+
     def check_health(self, timeout_s: float = HEALTH_TIMEOUT_S) -> None:
-        """Return when every rank has answered.
+        """Return when every rank has answered, or is only busy; see `busy_with`.
 
         Raises:
-            RpcTimeoutError: names the ranks that did not, and what they do.
+            RpcTimeoutError: names the ranks that did not answer, and what they do.
             WorkerError, WorkerDiedError: a rank is not well.
         """
-        self.collective_rpc("check_health", timeout_s=timeout_s)
+        try:
+            self.collective_rpc(_HEALTH_METHOD, timeout_s=timeout_s)
+        except RpcTimeoutError as error:
+            if not error.ranks or not all(self.busy_with(rank) for rank in error.ranks):
+                raise
+
+    def busy_with(self, rank: int) -> RankActivity | None:
+        """The call that a rank is in, if it is not stuck: in it beyond the stall deadline.
+
+        A busy rank is well, and can't answer; but one does not get stuck in a health check.
+        """
+        activity = self._activity(rank)
+        if activity is None or activity.method == _HEALTH_METHOD:
+            return None
+        return activity if activity.total_s <= self._config.deadlines.stall_s else None
+
+    def _activity(self, rank: int) -> RankActivity | None:
+        """What a rank does now, where a back end knows; None for nothing."""
+        return None
 
     # ---- failure ----------------------------------------------------------------------------
 
@@ -278,13 +317,8 @@ class Executor(ABC):
         )
 
     def _step(self, method: str, args: tuple[Any, ...]) -> RpcCall:
-        return RpcCall(
-            method,
-            args,
-            {},
-            self._config.deadlines.execute_model_s,
-            self._config.plan.output_rank,
-        )
+        timeout_s = self._config.deadlines.execute_model_s
+        return RpcCall(method, args, {}, timeout_s, self._config.plan.output_rank)
 
     def _start_call(self, method: str, *args: Any) -> Any:
         return self.collective_rpc(method, timeout_s=self._config.deadlines.start_s, args=args)

@@ -22,6 +22,7 @@ from vcli.runtime.executor.multiproc import BROADCAST_RING_BYTES, MultiprocExecu
 from vcli.runtime.executor.rpc import PendingCall
 from vcli.runtime.messages import ChildMessage
 from vcli.runtime.process.failures import Weight, report_error, weigh
+from vcli.runtime.worker.call_messages import RankActivity
 from vcli.runtime.worker.dispatch import DEFAULT_WORKER_CLS
 from vcli.topology.errors import ExitStatus
 
@@ -125,7 +126,7 @@ class ColocatedExecutor(MultiprocExecutor):
         self._rpc.note_sent(pending)
         self._local.submit(pending.call_id, call)
 
-    def _activity(self, rank: int) -> str:
+    def _activity(self, rank: int) -> RankActivity | None:
         return self._local.activity() if rank == 0 else super()._activity(rank)
 
     def _stop_here(self, *, is_asked: bool) -> None:

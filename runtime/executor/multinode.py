@@ -29,7 +29,7 @@ from vcli.runtime.messages import ChildMessage
 from vcli.runtime.process.child import ChildSpec
 from vcli.runtime.process.environ import interface_environ
 from vcli.runtime.process.first_cause import FirstCause
-from vcli.runtime.worker.call_messages import CallKind
+from vcli.runtime.worker.call_messages import CallKind, RankActivity
 from vcli.runtime.worker.dispatch import DEFAULT_WORKER_CLS
 from vcli.topology.errors import ConfigError, ExitStatus
 
@@ -168,10 +168,10 @@ class MultiNodeExecutor(MultiprocExecutor):
         assert self._remote is not None
         self._remote.send(pending, call, encode_call(call))
 
-    def _activity(self, rank: int) -> str:
+    def _activity(self, rank: int) -> RankActivity | None:
         if rank in self._local_ranks:
             return super()._activity(rank)
-        return self._remote.activity(rank) if self._remote is not None else ""
+        return self._remote.activity(rank) if self._remote is not None else None
 
     # ---- failure and end --------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ shutdown   stop record -> children's ladder -> receivers -> rings
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, ClassVar, Final
 
@@ -17,10 +17,12 @@ from vcli.runtime.errors import FailureReport, WorkerDiedError
 from vcli.runtime.executor.base import Executor, RpcCall
 from vcli.runtime.executor.ring_ranks import RingRanks, encode_call
 from vcli.runtime.executor.rpc import PendingCall, RpcClient
+from vcli.runtime.executor.waiting import Waiter
 from vcli.runtime.messages import ChildMessage
 from vcli.runtime.process.child import ChildSpec
 from vcli.runtime.process.environ import one_host_environ
 from vcli.runtime.process.group import ChildGroup
+from vcli.runtime.worker.call_messages import RankActivity
 from vcli.runtime.worker.dispatch import DEFAULT_WORKER_CLS, check_rpc_method
 from vcli.runtime.worker.progress import ProgressBoard, missing_from_collective
 from vcli.topology.errors import ConfigError
@@ -112,6 +114,7 @@ class MultiprocExecutor(Executor):
             ring_bytes=self._ring_bytes,
             rpc=self._rpc,
             titles=self._titles,
+            spin=self.spin,
         )
         self._rings = rings
         self._group.start(
@@ -146,6 +149,15 @@ class MultiprocExecutor(Executor):
 
     # ---- calls ------------------------------------------------------------------------------
 
+    def waiter(self, fds: Sequence[int]) -> Waiter:
+        """A wait for `fds` that takes the replies of the children, too."""
+        return super().waiter(fds) if self._rings is None else self._rings.waiter(fds)
+
+    def _result_of(self, future: "Future[Any]") -> Any:
+        if self._rings is not None:
+            self._rings.wait_for(future)
+        return future.result()
+
     def _submit(self, call: RpcCall) -> "Future[Any]":
         if isinstance(call.method, str) and self._failure is None:
             check_rpc_method(call.method, self._methods)
@@ -166,8 +178,8 @@ class MultiprocExecutor(Executor):
     def _submit_here(self, pending: PendingCall, call: RpcCall) -> None:
         """Give the call to the ranks that live in this process: none."""
 
-    def _activity(self, rank: int) -> str:
-        return self._rings.activity(rank) if self._rings is not None else ""
+    def _activity(self, rank: int) -> RankActivity | None:
+        return self._rings.activity(rank) if self._rings is not None else None
 
     def _diagnose_stall(self) -> str:
         """Which ranks do not come to a collective that others wait in."""

@@ -20,6 +20,7 @@ import msgspec
 from vcli.runtime.errors import FailureReport
 from vcli.runtime.ipc.curve import JobKey
 from vcli.runtime.messages import ChildMessage
+from vcli.runtime.worker.call_messages import RankActivity
 from vcli.runtime.worker.dispatch import StoreAddress
 
 
@@ -53,9 +54,9 @@ class NodeReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 
 
 class NodeActivity(msgspec.Struct, frozen=True, kw_only=True, tag="activity"):
-    """What the workers do now, by rank; "" for nothing."""
+    """What the workers do now, by rank; those that do nothing are not in it."""
 
-    by_rank: dict[int, str]
+    by_rank: dict[int, RankActivity]
 
 
 class NodeFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):

@@ -18,6 +18,7 @@ from vcli.runtime.executor.multiproc import BROADCAST_RING_BYTES
 from vcli.runtime.executor.node_messages import FrameKind
 from vcli.runtime.executor.ring_ranks import RingRanks
 from vcli.runtime.executor.rpc import RpcClient
+from vcli.runtime.executor.waiting import spin_of
 from vcli.runtime.ipc.errors import PeerDiedError, QueueCancelled, QueueFullTimeout
 from vcli.runtime.ipc.plain import NotPlainError, from_plain, to_plain
 from vcli.runtime.messages import ChildMessage
@@ -25,9 +26,10 @@ from vcli.runtime.process.child import ChildSpec
 from vcli.runtime.process.failures import report_error
 from vcli.runtime.process.group import ChildGroup
 from vcli.runtime.process.starter import Starter
-from vcli.runtime.worker.call_messages import CallHeader, ReplyHeader
+from vcli.runtime.worker.call_messages import CallHeader, RankActivity, ReplyHeader
 from vcli.runtime.worker.dispatch import DEFAULT_WORKER_CLS, StoreAddress
 from vcli.runtime.worker.progress import ProgressBoard
+from vcli.topology.decision import Decision
 from vcli.topology.names import TITLE_PREFIX
 
 SendFrames = Callable[[Sequence[bytes]], None]
@@ -44,10 +46,11 @@ class RelayRings(RingRanks):
         ranks: Sequence[int],
         titles: Sequence[str],
         on_reply: Callable[[int, list[memoryview]], None],
+        spin: Decision[int],
     ) -> None:
         # Calls are booked where they are made, by the engine core: this client never has one.
-        rpc = RpcClient(titles, activity=lambda _: "", on_step_failure=lambda _: None)
-        super().__init__(ranks, ring_bytes=BROADCAST_RING_BYTES, rpc=rpc, titles=titles)
+        rpc = RpcClient(titles, activity=lambda _: None, on_step_failure=lambda _: None)
+        super().__init__(ranks, ring_bytes=BROADCAST_RING_BYTES, rpc=rpc, titles=titles, spin=spin)
         self._on_reply = on_reply
 
     def write(self, record: Sequence[Any]) -> None:
@@ -88,7 +91,9 @@ class NodeWorkers:
         self._headers = msgspec.msgpack.Decoder(CallHeader)
         self._reply_headers = msgspec.msgpack.Decoder(ReplyHeader)
         self._board = ProgressBoard.create(plan.world_size)
-        self._rings = RelayRings([rank.rank for rank in self._ranks], titles, self._on_reply)
+        self._rings = RelayRings(
+            [rank.rank for rank in self._ranks], titles, self._on_reply, spin_of(config)
+        )
         self._group = ChildGroup(on_message, on_failure)
         self._is_ready = False
         self._end_lock = threading.Lock()
@@ -145,10 +150,10 @@ class NodeWorkers:
                 )
             )
 
-    def activity(self) -> dict[int, str]:
-        """What the workers do now, by rank; empty when they do nothing."""
+    def activity(self) -> dict[int, RankActivity]:
+        """What the workers do now, by rank; those that do nothing are not in it."""
         doing = {rank: self._rings.activity(rank) for rank in self._titles}
-        return doing if any(doing.values()) else {}
+        return {rank: activity for rank, activity in doing.items() if activity is not None}
 
     def shutdown(self, *, is_asked: bool) -> None:
         """End the workers within the shutdown deadline; with `is_asked` in order."""
@@ -172,7 +177,7 @@ class NodeWorkers:
             arguments=(self._config, rank.rank, self._worker_cls, links),
             title=self._titles[rank.rank],
             rank=rank.rank,
-            environ=environ,
+            environ={**environ, **self._config.device_environ},
             omp_num_threads=rank.omp_num_threads,
             numa_node=rank.bound_numa_node,
             pass_fds=links.fds(),

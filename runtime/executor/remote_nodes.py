@@ -42,7 +42,13 @@ from vcli.runtime.log import get_logger
 from vcli.runtime.messages import ChildMessage
 from vcli.runtime.process.failures import report_error
 from vcli.runtime.process.first_cause import FirstCause
-from vcli.runtime.worker.call_messages import ALL_RANKS, CallHeader, CallKind, ReplyHeader
+from vcli.runtime.worker.call_messages import (
+    ALL_RANKS,
+    CallHeader,
+    CallKind,
+    RankActivity,
+    ReplyHeader,
+)
 from vcli.topology.errors import VcliError
 from vcli.topology.names import TITLE_PREFIX
 from vcli.topology.plan import RankPlan
@@ -63,7 +69,7 @@ class _Node:
     peer: bytes | None = None
     pid: int | None = None
     ready: NodeReady | None = None
-    activity: dict[int, str] = field(default_factory=dict)
+    activity: dict[int, RankActivity] = field(default_factory=dict)
     activity_s: float = 0.0
 
 
@@ -133,12 +139,13 @@ class RemoteNodes:
             if node.peer is not None:
                 self._hub.send(node.peer, frames)
 
-    def activity(self, rank: int) -> str:
+    def activity(self, rank: int) -> RankActivity | None:
         """What a rank does, as its node last said."""
         node = next(node for node in self._nodes.values() if rank in node.ranks)
-        doing = node.activity.get(rank, "")
-        age_s = time.monotonic() - node.activity_s
-        return f"{doing}, {age_s:.0f} s ago" if doing else ""
+        doing = node.activity.get(rank)
+        if doing is None:
+            return None
+        return msgspec.structs.replace(doing, age_s=time.monotonic() - node.activity_s)
 
     def describe_missing(self) -> str:
         """Which nodes are not ready."""

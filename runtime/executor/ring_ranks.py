@@ -1,14 +1,16 @@
 """The way to ranks in other processes: one ring to all of them, one reply ring from each.
 
     send:     header and payload --> broadcast ring --> every rank
-    receiver: reply rings --> one thread --> `RpcClient`
+    receiver: reply rings --> one thread --> `RpcClient`; its own, or who has the `waiter`
 
 It knows no processes: who started them tells their pids, and why one ended.
 """
 
+import contextlib
 import os
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any, Final
 
 import msgspec
@@ -16,6 +18,7 @@ import msgspec
 from vcli.runtime.errors import FailureReport, RpcTimeoutError
 from vcli.runtime.executor.base import RpcCall
 from vcli.runtime.executor.rpc import PendingCall, RpcClient
+from vcli.runtime.executor.waiting import idle_spin_us
 from vcli.runtime.ipc.broadcast import BroadcastReader, BroadcastWriter
 from vcli.runtime.ipc.codec import decode, encode
 from vcli.runtime.ipc.errors import PeerDiedError, QueueCancelled, QueueFullTimeout, QueueTimeout
@@ -23,8 +26,15 @@ from vcli.runtime.ipc.handles import WriterHandle
 from vcli.runtime.ipc.reader_set import ReaderSet
 from vcli.runtime.log import get_logger
 from vcli.runtime.process.failures import report_error
-from vcli.runtime.worker.call_messages import ALL_RANKS, CallHeader, CallKind, ReplyHeader
+from vcli.runtime.worker.call_messages import (
+    ALL_RANKS,
+    CallHeader,
+    CallKind,
+    RankActivity,
+    ReplyHeader,
+)
 from vcli.runtime.worker.worker_proc import WorkerLinks
+from vcli.topology.decision import Decision
 
 logger = get_logger(__name__)
 
@@ -41,21 +51,35 @@ class RingRanks:
     """The rings of `ranks` (global ranks, in the order of their processes); owns all of them."""
 
     def __init__(
-        self, ranks: Sequence[int], *, ring_bytes: int, rpc: RpcClient, titles: Sequence[str]
+        self,
+        ranks: Sequence[int],
+        *,
+        ring_bytes: int,
+        rpc: RpcClient,
+        titles: Sequence[str],
+        spin: Decision[int],
     ) -> None:
         self._ranks = list(ranks)
         self._rpc = rpc
         self._titles = titles
-        self._stop_fd = os.eventfd(0, os.EFD_CLOEXEC)
-        num_ranks = len(self._ranks)
-        self._calls = BroadcastWriter.create(num_ranks, ring_bytes, "broadcast")
-        self._replies: list[BroadcastReader] = []
+        self._spin = spin
+        self._stop_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        num_ranks, spin_us = len(self._ranks), spin.value
+        self._calls = BroadcastWriter.create(num_ranks, ring_bytes, "broadcast", spin_us=spin_us)
+        self._replies: dict[BroadcastReader, int] = {}
+        """Replies of ranks that can still send some."""
+        self._readers: list[BroadcastReader] = []
         self._writers: list[WriterHandle] = []
         for rank in self._ranks:
-            reader, writer = BroadcastReader.create(REPLY_RING_BYTES, f"reply-r{rank}")
-            self._replies.append(reader)
+            reader, writer = BroadcastReader.create(
+                REPLY_RING_BYTES, f"reply-r{rank}", spin_us=spin_us
+            )
+            self._readers.append(reader)
+            self._replies[reader] = rank
             self._writers.append(writer)
-        self._receiver = threading.Thread(target=self._receive, name="rpc-replies", daemon=True)
+        self._receiver: threading.Thread | None = None
+        self._taker: int | None = None
+        """The thread that has the `waiter`."""
         self._reply_headers = msgspec.msgpack.Decoder(ReplyHeader)
 
     def links(self, index: int, *, progress_fd: int, rendezvous_path: str | None) -> WorkerLinks:
@@ -71,8 +95,8 @@ class RingRanks:
         """Watch these processes, and settle calls with what they send."""
         for index, pid in enumerate(pids):
             self._calls.set_reader_pid(index, pid)
-            self._replies[index].set_writer_pid(pid)
-        self._receiver.start()
+            self._readers[index].set_writer_pid(pid)
+        self.start_receiver()
 
     def send(
         self, pending: PendingCall, call: RpcCall, payload: tuple[CallKind, list[Any]]
@@ -109,43 +133,94 @@ class RingRanks:
             return False
         return True
 
-    def activity(self, rank: int) -> str:
+    def activity(self, rank: int) -> RankActivity | None:
         """What a rank does now, as it writes into its line of the ring."""
         state = self._calls.reader_states()[self._ranks.index(rank)]
-        return f"in {state.activity} for {state.activity_s:.1f} s" if state.activity else ""
+        return RankActivity(state.activity, state.activity_s) if state.activity else None
 
     def close(self) -> None:
         """Give back threads, rings and descriptors; the ranks have ended."""
-        if self._receiver.ident is not None:
-            os.eventfd_write(self._stop_fd, 1)
-            self._receiver.join()
-        for reader in self._replies:
+        self.stop_receiver()
+        for reader in self._readers:
             reader.close()
         self._calls.close()
         os.close(self._stop_fd)
 
     # ---- replies ----------------------------------------------------------------------------
 
+    def waiter(self, fds: Sequence[int]) -> "ReplyWaiter":
+        """Have the calling thread take the replies from now on, while it waits for `fds` too."""
+        self.stop_receiver()
+        self._taker = threading.get_ident()
+        return ReplyWaiter(self, fds)
+
+    def wait_for(self, future: "Future[Any]") -> None:
+        """Return when `future` is settled, if this thread is the one that takes the replies."""
+        if self._taker != threading.get_ident() or future.done():
+            return
+        future.add_done_callback(lambda _: os.eventfd_write(self._stop_fd, 1))
+        waiting = self.reader_set([self._stop_fd])
+        while not future.done():
+            ready, rung = waiting.wait()
+            if rung:  # also by the end of an earlier one
+                self._clear_stop()
+            if not self.take(ready):
+                waiting.close()
+                waiting = self.reader_set([self._stop_fd])
+        waiting.close()
+
+    def start_receiver(self) -> None:
+        """Settle calls in a thread of its own."""
+        self._taker = None
+        self._clear_stop()
+        self._receiver = threading.Thread(target=self._receive, name="rpc-replies", daemon=True)
+        self._receiver.start()
+
+    def stop_receiver(self) -> None:
+        """Return when the thread takes no more replies."""
+        if self._receiver is not None:
+            os.eventfd_write(self._stop_fd, 1)
+            self._receiver.join()
+            self._receiver = None
+
+    def reader_set(self, fds: Sequence[int]) -> ReaderSet:
+        """A wait for `fds` and the replies of all ranks that are there."""
+        return ReaderSet(list(self._replies), fds, idle_spin_us=idle_spin_us(self._spin))
+
+    def expects_reply(self) -> bool:
+        """Whether a call is in flight."""
+        return self._rpc.has_pending
+
+    def take(self, ready: Sequence[BroadcastReader]) -> bool:
+        """Settle calls with what came; False when that ended a rank's replies."""
+        num_ranks = len(self._replies)
+        for reader in ready:
+            rank = self._replies[reader]
+            try:
+                self._take_reply(rank, reader.recv(_REPLY_PART_TIMEOUT_S))
+                reader.release()
+            except QueueTimeout:
+                logger.warning("rank %s stopped in the middle of a reply", rank)
+            except PeerDiedError:
+                # The process monitor tells why; here is only nothing more to read.
+                del self._replies[reader]
+        return len(self._replies) == num_ranks
+
     def _receive(self) -> None:
         """Settle futures with what the ranks send, until told to stop."""
-        ranks = dict(zip(self._replies, self._ranks, strict=True))
-        readers = ReaderSet(self._replies, [self._stop_fd])
-        while ranks:
-            ready, stopped = readers.wait()
+        waiting = self.reader_set([self._stop_fd])
+        while True:
+            ready, stopped = waiting.wait()
             if stopped:
                 break
-            for reader in ready:
-                try:
-                    self._take_reply(ranks[reader], reader.recv(_REPLY_PART_TIMEOUT_S))
-                    reader.release()
-                except QueueTimeout:
-                    logger.warning("rank %s stopped in the middle of a reply", ranks[reader])
-                except PeerDiedError:
-                    # The process monitor tells why; here is only nothing more to read.
-                    del ranks[reader]
-                    readers.close()
-                    readers = ReaderSet(list(ranks), [self._stop_fd]) if ranks else readers
-        readers.close()
+            if not self.take(ready):
+                waiting.close()
+                waiting = self.reader_set([self._stop_fd])
+        waiting.close()
+
+    def _clear_stop(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._stop_fd)
 
     def _take_reply(self, rank: int, record: list[memoryview]) -> None:
         header = self._reply_headers.decode(record[0])
@@ -167,6 +242,35 @@ class RingRanks:
         return report_error(
             error, process=self._titles[rank], phase="reply", rank=rank, is_serving=True
         )
+
+
+class ReplyWaiter:
+    """A thread's wait for descriptors that takes the replies in `rings`; see `Waiter`."""
+
+    def __init__(self, rings: RingRanks, fds: Sequence[int]) -> None:
+        self._rings = rings
+        self._fds = list(fds)
+        self._set = rings.reader_set(fds)
+
+    def wait(self, timeout_s: float | None) -> list[int]:
+        """Until a reply was taken or a descriptor is readable, which are given."""
+        return self._take(self._set.wait(timeout_s, expects_record=self._rings.expects_reply()))
+
+    def look(self) -> list[int]:
+        """Take the replies that are there; gives the descriptors that are readable."""
+        return self._take(self._set.look())
+
+    def close(self) -> None:
+        """Let a thread take the replies again."""
+        self._set.close()
+        self._rings.start_receiver()
+
+    def _take(self, found: tuple[list[BroadcastReader], list[int]]) -> list[int]:
+        ready, fds = found
+        if ready and not self._rings.take(ready):
+            self._set.close()
+            self._set = self._rings.reader_set(self._fds)
+        return fds
 
 
 def encode_call(call: RpcCall) -> tuple[CallKind, list[Any]]:

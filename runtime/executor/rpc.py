@@ -26,7 +26,7 @@ from vcli.runtime.errors import (
 from vcli.runtime.executor.base import Aggregate, RankReply
 from vcli.runtime.log import get_logger
 from vcli.runtime.process.failures import Weight, weigh
-from vcli.runtime.worker.call_messages import STEP_METHODS
+from vcli.runtime.worker.call_messages import STEP_METHODS, RankActivity
 from vcli.topology.errors import VcliError
 
 logger = get_logger(__name__)
@@ -97,7 +97,7 @@ class PendingCall:
 class RpcClient:
     """Books calls and settles their futures. Thread-safe.
 
-    `titles` are the processes by rank; `activity(rank)` says what a rank does now, "" for nothing.
+    `titles` are the processes by rank; `activity(rank)` says what a rank does now.
     `on_step_failure` gets the failure of a step before the step's future is settled. A step that
     takes longer than `stall_s` is told in the log, with what `diagnose` knows of its cause.
     """
@@ -106,7 +106,7 @@ class RpcClient:
         self,
         titles: Sequence[str],
         *,
-        activity: Callable[[int], str],
+        activity: Callable[[int], RankActivity | None],
         on_step_failure: Callable[[FailureReport], None],
         stall_s: float = math.inf,
         diagnose: Callable[[], str] = lambda: "",
@@ -151,6 +151,11 @@ class RpcClient:
             call.aggregate = aggregate
             return call
 
+    @property
+    def has_pending(self) -> bool:
+        """Whether a call waits for replies."""
+        return bool(self._pending)
+
     def note_sent(self, call: PendingCall) -> None:
         """Watch the deadline of a call that is on its way."""
         with self._changed:
@@ -192,7 +197,7 @@ class RpcClient:
                 if report.phase not in STEP_METHODS or self._failure is not None:
                     return
                 call = self._new_call(call_id, report.phase, frozenset(), None, 0.0)
-            if weigh(report) is Weight.CONSEQUENCE:
+            if weigh(report) is Weight.CONSEQUENCE or self._follows_suspect(call):
                 if call.suspect is None:
                     call.suspect = report
                     call.suspect_until_s = time.monotonic() + self.cause_wait_s
@@ -224,6 +229,14 @@ class RpcClient:
             self._clerk.join()
 
     # ---- settling ---------------------------------------------------------------------------
+
+    def _follows_suspect(self, call: PendingCall) -> bool:
+        """Whether a step before this one failed, perhaps: then this one fails over that."""
+        return call.method in STEP_METHODS and any(
+            earlier.suspect is not None and earlier.method in STEP_METHODS
+            for earlier in self._pending.values()
+            if earlier.call_id < call.call_id
+        )
 
     def _new_call(
         self,
@@ -281,6 +294,7 @@ class RpcClient:
             + (f"; {cause}" if cause else ""),
             hint="a rank that waits in a collective waits for another one: "
             "look at what all ranks do",
+            ranks=call.missing,
         )
 
     def _stall_text(self, call: PendingCall) -> str:
@@ -301,7 +315,8 @@ class RpcClient:
 
     def _describe(self, rank: int) -> str:
         activity = self._activity(rank)
-        return f"rank {rank} ({self._titles[rank]}" + (f", {activity})" if activity else ")")
+        doing = f", {activity.describe()}" if activity is not None else ""
+        return f"rank {rank} ({self._titles[rank]}{doing})"
 
     # ---- clerk ------------------------------------------------------------------------------
 

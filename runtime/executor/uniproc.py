@@ -1,6 +1,6 @@
 """The worker inside this process: the back end for one rank."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, ClassVar
@@ -10,8 +10,10 @@ from vcli.runtime.errors import FailureReport, StartupError, WorkerDiedError
 from vcli.runtime.executor.base import Executor, RpcCall
 from vcli.runtime.executor.local_rank import LocalRank
 from vcli.runtime.executor.rpc import RpcClient
+from vcli.runtime.executor.waiting import FdWaiter, Waiter
 from vcli.runtime.messages import ChildMessage
 from vcli.runtime.process.failures import report_error
+from vcli.runtime.worker.call_messages import RankActivity
 from vcli.runtime.worker.dispatch import DEFAULT_WORKER_CLS, check_rpc_method
 from vcli.topology.errors import ExitStatus
 from vcli.topology.names import TITLE_PREFIX
@@ -39,7 +41,7 @@ class UniProcExecutor(Executor):
         ranks = [config.plan.rank_plan(place, dp_rank) for place in range(config.plan.world_size)]
         self._rpc = RpcClient(
             [plan.title.removeprefix(TITLE_PREFIX) for plan in ranks],
-            activity=lambda place: self._local.activity() if place == rank else "",
+            activity=self._activity,
             on_step_failure=self._fail,
             stall_s=config.deadlines.stall_s,
         )
@@ -81,6 +83,10 @@ class UniProcExecutor(Executor):
         self._rpc.close()
         self._local.stop(_LEAVE_S)
 
+    def waiter(self, fds: Sequence[int]) -> Waiter:
+        """A wait for `fds`; the results come from the worker's thread."""
+        return FdWaiter(fds, self.spin, lambda: self._rpc.has_pending)
+
     def _submit(self, call: RpcCall) -> "Future[Any]":
         if isinstance(call.method, str) and self._failure is None and not self._is_shut_down:
             check_rpc_method(call.method, self._local.methods)
@@ -93,6 +99,9 @@ class UniProcExecutor(Executor):
         self._rpc.note_sent(pending)
         self._local.submit(pending.call_id, call)
         return pending.future
+
+    def _activity(self, rank: int) -> RankActivity | None:
+        return self._local.activity() if rank == self._rank else None
 
     def _late_report(self) -> FailureReport:
         return FailureReport(

@@ -15,11 +15,13 @@ from vcli.runtime.ipc.errors import (
     PeerDiedError,
     QueueCancelled,
     QueueTimeout,
+    death_in_words,
 )
 from vcli.runtime.ipc.handles import ReaderHandle, WriterHandle, create_queue, take_over
 from vcli.runtime.ipc.ring_reader import RingReader
 from vcli.runtime.ipc.segment import SharedSegment
 from vcli.runtime.ipc.wakeup import Spinner, Wake, WakeupReceiver, sleep_slice_s
+from vcli.topology.spin import SHORT_SPIN_US
 
 _WRITER = 0
 """The writer's number among the peers of a reader's bell."""
@@ -36,7 +38,8 @@ class BroadcastReader:
         self.ring = RingReader(segment.buffer, handle.reader_index, space_bell)
         self._segment = segment
         self._handle = handle
-        self._spinner = Spinner(self.ring.layout.num_processes + handle.reader_index)
+        layout = self.ring.layout
+        self._spinner = Spinner(layout.num_processes + handle.reader_index, layout.spin_us)
         self._is_closed = False
         self.ring.set_attached(os.getpid())
         # The writer may wait for it in its handshake.
@@ -45,17 +48,22 @@ class BroadcastReader:
 
     @classmethod
     def create(
-        cls, capacity_bytes: int, name: str, *, num_processes: int = 2
+        cls,
+        capacity_bytes: int,
+        name: str,
+        *,
+        num_processes: int = 2,
+        spin_us: int = SHORT_SPIN_US,
     ) -> "tuple[BroadcastReader, WriterHandle]":
         """A new queue with this process as its only reader, and the handle for its writer.
 
-        For replies: a parent makes it before the child exists. `num_processes` as in
-        `BroadcastWriter.create`.
+        For replies: a parent makes it before the child exists. `num_processes` and
+        `spin_us` as in `BroadcastWriter.create`.
 
         Raises:
             UnfitError: not enough memory for it.
         """
-        writer, segment = create_queue(1, capacity_bytes, name, num_processes)
+        writer, segment = create_queue(1, capacity_bytes, name, num_processes, spin_us)
         return cls(writer.reader(0), segment), writer
 
     @classmethod
@@ -185,10 +193,12 @@ class BroadcastReader:
 
     def _writer_lost(self) -> PeerDiedError:
         pid = self._writer_pid()
-        is_closed = self.ring.writer_is_closed
-        error, did = (PeerClosedError, "closed") if is_closed else (PeerDiedError, "died")
-        message = f"queue {self.name!r}: its writer (pid {pid}) {did}"
-        return error(message, reader_index=None, pid=pid)
+        about = f"queue {self.name!r}: its writer (pid {pid})"
+        if self.ring.writer_is_closed:
+            return PeerClosedError(f"{about} closed", reader_index=None, pid=pid)
+        code = self.wakeup.exit_code(_WRITER)
+        message = f"{about} {death_in_words(code)}"
+        return PeerDiedError(message, reader_index=None, pid=pid, exit_code=code)
 
     def _writer_pid(self) -> int | None:
         return self.ring.writer_pid or self.wakeup.pid_of(_WRITER)

@@ -17,6 +17,7 @@ from vcli.runtime.ipc.errors import (
     PeerDiedError,
     QueueCancelled,
     QueueFullTimeout,
+    death_in_words,
 )
 from vcli.runtime.ipc.handles import ReaderHandle, WriterHandle, create_queue, take_over
 from vcli.runtime.ipc.layout import Buffer, ReaderState
@@ -24,6 +25,7 @@ from vcli.runtime.ipc.ring_writer import Piece, RingWriter
 from vcli.runtime.ipc.segment import SharedSegment
 from vcli.runtime.ipc.wakeup import Wake, WakeupReceiver, sleep_slice_s
 from vcli.runtime.log import get_logger
+from vcli.topology.spin import SHORT_SPIN_US
 
 logger = get_logger(__name__)
 
@@ -51,17 +53,24 @@ class BroadcastWriter:
 
     @classmethod
     def create(
-        cls, num_readers: int, capacity_bytes: int, name: str, *, num_processes: int = 2
+        cls,
+        num_readers: int,
+        capacity_bytes: int,
+        name: str,
+        *,
+        num_processes: int = 2,
+        spin_us: int = SHORT_SPIN_US,
     ) -> "BroadcastWriter":
         """A new queue with this process as its writer.
 
         `num_processes` is how many processes want a CPU while messages go around, the writer and
-        one reader among them: reader i spins only if there are i more CPUs than that.
+        one reader among them: reader i spins only if there are i more CPUs than that,
+        for `spin_us` at most (see `topology.spin`).
 
         Raises:
             UnfitError: not enough memory for it.
         """
-        return cls(*create_queue(num_readers, capacity_bytes, name, num_processes))
+        return cls(*create_queue(num_readers, capacity_bytes, name, num_processes, spin_us))
 
     @classmethod
     def attach(cls, handle: WriterHandle) -> "BroadcastWriter":
@@ -164,7 +173,7 @@ class BroadcastWriter:
             raise QueueCancelled(self.name)
         self._watch_attached()
         for index in self._wakeup.find_gone():
-            raise self._lost(PeerDiedError, "died", index)
+            raise self._dead(index)
 
     def _write_when_space(self, piece: Piece, deadline: float | None) -> None:
         began = time.monotonic()
@@ -192,16 +201,23 @@ class BroadcastWriter:
     def _raise_for_lost_reader(self) -> None:
         self._watch_attached()
         for index in self._wakeup.find_gone():
-            raise self._lost(PeerDiedError, "died", index)
+            raise self._dead(index)
         for state in self._blocking():
             if state.is_closed:
-                raise self._lost(PeerClosedError, "closed its end", state.reader_index)
+                index = state.reader_index
+                message = self._lost_text(index, "closed its end")
+                pid = self._wakeup.pid_of(index)
+                raise PeerClosedError(message, reader_index=index, pid=pid)
 
-    def _lost(self, error: type[PeerDiedError], how: str, reader_index: int) -> PeerDiedError:
-        pid = self._wakeup.pid_of(reader_index)
-        state = self._ring.reader_state(reader_index).describe()
-        message = f"queue {self.name!r}: process {pid} {how}; {state}"
-        return error(message, reader_index=reader_index, pid=pid)
+    def _dead(self, index: int) -> PeerDiedError:
+        code = self._wakeup.exit_code(index)
+        message = self._lost_text(index, death_in_words(code))
+        pid = self._wakeup.pid_of(index)
+        return PeerDiedError(message, reader_index=index, pid=pid, exit_code=code)
+
+    def _lost_text(self, index: int, how: str) -> str:
+        state = self._ring.reader_state(index).describe()
+        return f"queue {self.name!r}: process {self._wakeup.pid_of(index)} {how}; {state}"
 
     def _blocking(self) -> list[ReaderState]:
         return [self._ring.reader_state(index) for index in self._ring.blocking_readers()]

@@ -1,5 +1,6 @@
 """Why a queue could not send or receive."""
 
+import signal
 from collections.abc import Sequence
 
 from vcli.runtime.ipc.layout import ReaderState
@@ -62,13 +63,34 @@ class QueueCancelled(QueueError):
 
 
 class PeerDiedError(QueueError):
-    """The process at the other end is dead. `reader_index` is None when it was the writer."""
+    """The process at the other end is dead. `reader_index` is None when it was the writer.
 
-    def __init__(self, message: str, *, reader_index: int | None, pid: int | None) -> None:
+    `exit_code` (negative: a signal) is there for its parent, and for others where the kernel tells.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reader_index: int | None,
+        pid: int | None,
+        exit_code: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.reader_index = reader_index
         self.pid = pid
+        self.exit_code = exit_code
 
 
 class PeerClosedError(PeerDiedError):
     """The other end closed the queue in order; its process may live on."""
+
+
+def death_in_words(exit_code: int | None) -> str:
+    """What to say of a dead peer."""
+    if exit_code is None:
+        return "died"
+    if exit_code >= 0:
+        return f"exited with status {exit_code}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"was killed by {names.get(-exit_code, f'signal {-exit_code}')}"

@@ -5,6 +5,7 @@ protocol: payloads are bytes. A peer that closed, died or reset the connection r
 """
 
 import asyncio
+import contextlib
 import errno
 import select
 import socket
@@ -57,7 +58,23 @@ class FrameSocket:
             TimeoutError: the peer did not read in time; after a part of the frame went out,
                 later sends raise `FrameError`.
         """
+        self.send_rest(memoryview(_framed(payload)), timeout_s)
+
+    def send_now(self, payload: bytes) -> memoryview:
+        """Send what the socket takes without waiting; the rest is for `send_rest`.
+
+        Nobody may send another frame before the rest is out.
+
+        Raises:
+            ValueError, ConnectionError: as `send`.
+        """
         frame = memoryview(_framed(payload))
+        with contextlib.suppress(BlockingIOError):
+            return frame[self._sock.send(frame, socket.MSG_DONTWAIT) :]
+        return frame
+
+    def send_rest(self, frame: memoryview, timeout_s: float | None = None) -> None:
+        """Send a frame, or what `send_now` left of it; raises as `send`."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._send_lock:
             if self._is_broken:
@@ -129,6 +146,36 @@ class FrameSocket:
                 return False
             self._received += data
         return True
+
+
+class FrameParser:
+    """Frames out of the bytes that were received, wherever they were cut."""
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+
+    @property
+    def is_between_frames(self) -> bool:
+        """Whether no frame came in part."""
+        return not self._received
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The frames that `data` completes.
+
+        Raises:
+            FrameError: a length is above `MAX_FRAME_BYTES`.
+        """
+        self._received += data
+        frames, begin = [], 0
+        while len(self._received) - begin >= _HEADER_BYTES:
+            length = _frame_bytes(bytes(self._received[begin : begin + _HEADER_BYTES]))
+            end = begin + _HEADER_BYTES + length
+            if end > len(self._received):
+                break
+            frames.append(bytes(self._received[begin + _HEADER_BYTES : end]))
+            begin = end
+        del self._received[:begin]
+        return frames
 
 
 class AsyncFrames:

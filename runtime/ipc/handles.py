@@ -57,7 +57,7 @@ class WriterHandle(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def create_queue(
-    num_readers: int, capacity_bytes: int, name: str, num_processes: int
+    num_readers: int, capacity_bytes: int, name: str, num_processes: int, spin_us: int
 ) -> tuple[WriterHandle, SharedSegment]:
     """The memory and the bells of a new queue; the caller closes them.
 
@@ -67,7 +67,7 @@ def create_queue(
     Raises:
         UnfitError: not enough memory for it.
     """
-    layout = RingLayout.plan(num_readers, capacity_bytes, num_processes)
+    layout = RingLayout.plan(num_readers, capacity_bytes, num_processes, spin_us)
     segment = SharedSegment.create(layout.total_bytes, f"vcli-{name}")
     layout.store(segment.buffer)
     flags = os.EFD_CLOEXEC | os.EFD_NONBLOCK

@@ -1,6 +1,6 @@
 """What stands where in a ring's memory, who writes it, and in which order.
 
-    line 0    magic, version, capacity, number of readers, processes that want a CPU
+    line 0    magic, version, capacity, number of readers, processes that want a CPU, longest spin
     line 1    write position, writer state, writer pid                              by the writer
     line 2    space target                                                          by the writer
     line 4+2i read position, records read, armed generation, pid, reader state      by reader i
@@ -39,6 +39,7 @@ Memory order (`fence` says what makes it so):
 from dataclasses import dataclass
 
 from vcli.topology.errors import VcliError
+from vcli.topology.spin import SHORT_SPIN_US
 
 LINE_BYTES = 64
 
@@ -58,7 +59,7 @@ ATTACHED, CLOSED, READY = 1, 2, 3
 PLAIN, START, FRAGMENT, WRAP = range(4)
 
 _MAGIC = int.from_bytes(b"VCLIRING", "little")
-_VERSION = 1
+_VERSION = 2
 _PAGE_BYTES = 4096
 _FIRST_READER_WORD, _READER_WORDS = 32, 16
 
@@ -77,9 +78,16 @@ class RingLayout:
     capacity_bytes: int
     num_readers: int
     num_processes: int
+    spin_us: int = SHORT_SPIN_US
 
     @classmethod
-    def plan(cls, num_readers: int, capacity_bytes: int, num_processes: int) -> "RingLayout":
+    def plan(
+        cls,
+        num_readers: int,
+        capacity_bytes: int,
+        num_processes: int,
+        spin_us: int = SHORT_SPIN_US,
+    ) -> "RingLayout":
         """The layout with room for at least `capacity_bytes` of records."""
         if num_readers < 1 or capacity_bytes < 1:
             raise ValueError(f"a ring needs a reader and a byte: {num_readers=}, {capacity_bytes=}")
@@ -87,6 +95,7 @@ class RingLayout:
             capacity_bytes=_up_to_page(capacity_bytes),
             num_readers=num_readers,
             num_processes=num_processes,
+            spin_us=spin_us,
         )
 
     @classmethod
@@ -96,10 +105,13 @@ class RingLayout:
         Raises:
             RingCorruptError: no ring of this version, or of another size.
         """
-        with buffer[:40] as head, head.cast("Q") as words:
-            magic, version, capacity_bytes, num_readers, num_processes = words
+        with buffer[:48] as head, head.cast("Q") as words:
+            magic, version, capacity_bytes, num_readers, num_processes, spin_us = words
         layout = cls(
-            capacity_bytes=capacity_bytes, num_readers=num_readers, num_processes=num_processes
+            capacity_bytes=capacity_bytes,
+            num_readers=num_readers,
+            num_processes=num_processes,
+            spin_us=spin_us,
         )
         if (magic, version) != (_MAGIC, _VERSION) or layout.total_bytes != len(buffer):
             raise RingCorruptError(f"no ring of version {_VERSION} in these {len(buffer)} bytes")
@@ -107,9 +119,9 @@ class RingLayout:
 
     def store(self, buffer: memoryview) -> None:
         """Make `buffer`, which is all zero, an empty ring."""
-        with buffer[:40] as head, head.cast("Q") as words:
+        with buffer[:48] as head, head.cast("Q") as words:
             words[1], words[2], words[3] = _VERSION, self.capacity_bytes, self.num_readers
-            words[4] = self.num_processes
+            words[4], words[5] = self.num_processes, self.spin_us
             words[0] = _MAGIC
 
     def reader_word(self, reader_index: int) -> int:

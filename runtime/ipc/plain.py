@@ -12,7 +12,13 @@ import msgspec
 
 from vcli.runtime.ipc.codec import decode, encode
 from vcli.runtime.ipc.layout import Buffer
-from vcli.runtime.messages import GroupReport, KVCacheConfig, ModelRunnerOutput, SchedulerOutput
+from vcli.runtime.messages import (
+    GroupReport,
+    KVCacheConfig,
+    MemoryReport,
+    ModelRunnerOutput,
+    SchedulerOutput,
+)
 from vcli.topology.errors import VcliError
 
 _PICKLE_TAG: Final = pickle.PROTO[0]
@@ -20,7 +26,7 @@ _PICKLE_TAG: Final = pickle.PROTO[0]
 _PLAIN_TAG: Final = b"\x7f"
 _STRUCTS: Final[dict[str, type[msgspec.Struct]]] = {
     struct.__name__: struct
-    for struct in (GroupReport, KVCacheConfig, ModelRunnerOutput, SchedulerOutput)
+    for struct in (GroupReport, KVCacheConfig, MemoryReport, ModelRunnerOutput, SchedulerOutput)
 }
 _SCALARS: Final = (type(None), bool, int, float, str, bytes)
 

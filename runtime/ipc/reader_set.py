@@ -11,10 +11,22 @@ from vcli.runtime.ipc.wakeup import Spinner, sleep_slice_s
 class ReaderSet:
     """Some readers and other descriptors that end the wait. Owns neither; one thread waits."""
 
-    def __init__(self, readers: Sequence[BroadcastReader], extra_fds: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        readers: Sequence[BroadcastReader],
+        extra_fds: Sequence[int] = (),
+        *,
+        idle_spin_us: int = 0,
+    ) -> None:
+        """`idle_spin_us` is the longest spin of a wait in which no record is expected."""
         self._readers = list(readers)
         self._extra_fds = set(extra_fds)
-        self._spinner = Spinner(max(r.ring.layout.num_processes for r in readers))
+        layouts = [reader.ring.layout for reader in readers]
+        self._reply_spinner = Spinner(
+            max((layout.num_processes for layout in layouts), default=0),
+            max((layout.spin_us for layout in layouts), default=0),
+        )
+        self._idle_spinner = Spinner(0, idle_spin_us)
         self._versions = -1
         self._owners: dict[int, BroadcastReader] = {}
         self._epoll = select.epoll()
@@ -26,7 +38,13 @@ class ReaderSet:
         """Close the set's own descriptor; the readers stay open."""
         self._epoll.close()
 
-    def wait(self, timeout_s: float | None = None) -> tuple[list[BroadcastReader], list[int]]:
+    def look(self) -> tuple[list[BroadcastReader], list[int]]:
+        """As `wait`, without waiting."""
+        return self._ready(), self._poll_extra()
+
+    def wait(
+        self, timeout_s: float | None = None, *, expects_record: bool = True
+    ) -> tuple[list[BroadcastReader], list[int]]:
         """Readers whose `recv` would not sleep, and extra descriptors that are readable.
 
         Both empty: nothing in time. A reader is also ready when its writer is gone or it was
@@ -34,14 +52,15 @@ class ReaderSet:
         with a timeout.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        ready = self._ready()
-        if not ready and self._spinner.is_worthwhile and self._spinner.spin(self._any_has_next):
-            ready = self._ready()
-        if ready:
-            # A stream of records must not hide the others.
-            return ready, self._poll_extra()
-        self._spinner.sleep_begins()
         fds: list[int] = []
+        ready = self._ready()
+        spinner = self._reply_spinner if expects_record else self._idle_spinner
+        if not ready and spinner.is_worthwhile and spinner.spin(self._any_sign):
+            ready, fds = self.look()
+        if ready or fds:
+            # A stream of records must not hide the others.
+            return ready, fds or self._poll_extra()
+        spinner.sleep_begins()
         while not ready and not fds:
             for reader in self._readers:
                 reader.ring.arm()
@@ -53,15 +72,19 @@ class ReaderSet:
             ready = ready or self._ready()
             if is_late:
                 break
-        if ready:
-            self._spinner.sleep_ends()
+        if ready or fds:
+            spinner.sleep_ends()
         return ready, fds
 
     def _ready(self) -> list[BroadcastReader]:
         return [reader for reader in self._readers if reader.is_ready]
 
-    def _any_has_next(self) -> bool:
-        return any(reader.ring.has_next() for reader in self._readers)
+    def _any_sign(self) -> bool:
+        # The poll also lets go of the interpreter, for whoever answers in this process.
+        for reader in self._readers:
+            if reader.ring.has_next():
+                return True
+        return bool(self._poll_extra())
 
     def _sleep(self, timeout_s: float) -> list[int]:
         """Poll once; notes the dead. Gives the extra descriptors."""

@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable
 from enum import IntEnum
 
-SPIN_NS = 80_000
-"""Longest spin: about what two wake-ups across CPUs cost, so that one end may begin to spin while
-the other still sleeps."""
-RECHECK_S = 5.0
+from vcli.runtime.exit_status import exit_code_of
+from vcli.runtime.ipc.cpus import usable_cpus
+from vcli.topology.spin import SHORT_SPIN_US
+
+RECHECK_S = 60.0
 """Longest sleep at a time. No ring is lost by the protocol; this bounds the harm if one were."""
 _MAX_SCORE = 8
 
@@ -82,6 +83,11 @@ class WakeupReceiver:
     def pid_of(self, peer: int) -> int | None:
         """The pid watched for a peer."""
         return self._pids.get(peer)
+
+    def exit_code(self, peer: int) -> int | None:
+        """How a dead peer ended, where that can be known; negative for a signal."""
+        pidfds = [fd for fd, known in self._peers.items() if known == peer]
+        return exit_code_of(pidfds[0]) if pidfds else None
 
     def wait(self, timeout_s: float | None) -> Wake:
         """Sleep in the kernel. A ring ends one wait."""
@@ -151,15 +157,16 @@ class Spinner:
     Worth it only for as many processes as there are CPUs: one more would take the CPU from the one
     it waits for. So of a queue's ends the writer and the first readers may spin, and the other
     readers sleep: they get a CPU whenever a spinner yields. `num_processes` counts this spinner and
-    those before it.
+    those before it, `spin_us` is its longest spin.
 
     And by score: a spin that found its message counts for spinning, a spin in vain against it, and
     so a worker that is paced stops after a few. A sleep that a spin would have covered counts for
     trying again. On a busy machine most spins are in vain.
     """
 
-    def __init__(self, num_processes: int) -> None:
-        self._has_cpus = num_processes <= len(os.sched_getaffinity(0))
+    def __init__(self, num_processes: int, spin_us: int = SHORT_SPIN_US) -> None:
+        self._has_cpus = spin_us > 0 and num_processes <= usable_cpus()
+        self._spin_ns = spin_us * 1000
         self._score = _MAX_SCORE if self._has_cpus else 0
         self._slept_at_ns = 0
 
@@ -171,7 +178,7 @@ class Spinner:
     def spin(self, is_ready: Callable[[], bool]) -> bool:
         """Whether `is_ready()` became true within a spin."""
         began_ns = time.monotonic_ns()
-        end_ns = began_ns + SPIN_NS
+        end_ns = began_ns + self._spin_ns
         while True:
             found = is_ready()
             now_ns = time.monotonic_ns()
@@ -192,5 +199,5 @@ class Spinner:
 
     def sleep_ends(self) -> None:
         """A sleep ended with a record."""
-        if self._has_cpus and time.monotonic_ns() - self._slept_at_ns < SPIN_NS:
+        if self._has_cpus and time.monotonic_ns() - self._slept_at_ns < self._spin_ns:
             self._score = min(_MAX_SCORE, self._score + 1)

@@ -57,8 +57,8 @@ logger = get_logger(__name__)
 
 _FLUSH_S: Final = 0.5
 _BEAT_S: Final = 1.0
-#: Node 0 drains before it ends the job; after this the node ends alone.
-_LEAVE_S: Final = 3.6
+#: Node 0 drains before it ends the job; so long after that the node ends alone.
+_LEAVE_S: Final = 1.1
 _POLL_SECOND_SIGNAL_S: Final = 0.1
 #: Between the core's word to end the workers and the launcher's word why.
 _REASON_S: Final = 3.0
@@ -125,6 +125,7 @@ class _Follower:
         self._leader_host = ""
         self._end_at: float | None = None
         self._was_core_stopped = False
+        self._was_busy = False
 
     async def run(self) -> ExitStatus:
         self._signals = StopSignals()
@@ -256,7 +257,7 @@ class _Follower:
         """The user stops this node: node 0 ends the job for all, in order."""
         self._view.note(f"asking node 0 ({self._leader_host}) to end the job")
         self._leader.send(frames_of(Leaving(status=self._signals.exit_status)))
-        self._end_at = time.monotonic() + _LEAVE_S
+        self._end_at = time.monotonic() + self._config.deadlines.drain_s + _LEAVE_S
 
     def _on_worker_failure(self, report: FailureReport) -> None:
         # Workers that were told to end may do it in any way.
@@ -323,8 +324,9 @@ class _Follower:
     def _tell_activity(self) -> None:
         if self._workers is not None and self._is_serving and not self._was_core_stopped:
             by_rank = self._workers.activity()
-            if by_rank:
+            if by_rank or self._was_busy:
                 self._say(NodeActivity(by_rank=by_rank))
+            self._was_busy = bool(by_rank)
 
     def _say(self, message: NodeMessage) -> None:
         if self._core is not None:

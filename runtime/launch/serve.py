@@ -11,13 +11,14 @@ import uvloop
 
 from vcli.runtime.config import EngineConfig
 from vcli.runtime.engine.async_engine import AsyncEngine
+from vcli.runtime.engine.stand_in_tokenizer import tokenizer_of
 from vcli.runtime.engine.tokenizer import Tokenizer
 from vcli.runtime.errors import EngineDeadError, FailureReport, ReportedError, StartupError
 from vcli.runtime.ipc.frames import frame_pair
+from vcli.runtime.launch.core_child import core_child
 from vcli.runtime.launch.stop_signals import StopSignals
 from vcli.runtime.log import configure_logging
-from vcli.runtime.messages import ChildMessage, ChildState, GroupReport
-from vcli.runtime.process.child import ChildSpec
+from vcli.runtime.messages import ChildMessage, ChildState, GroupReport, MemoryReport
 from vcli.runtime.process.failures import with_status
 from vcli.runtime.process.fork_owner import ForkServer
 from vcli.runtime.process.group import ChildGroup
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from vcli.runtime.launch.gathering import Member
     from vcli.runtime.launch.leader import Leader
 
-#: ^C until the last open request is aborted; with the ladder below it stays within five seconds.
-_DRAIN_S = 2.5
 #: Open requests get their error and clients read it, before the server closes.
 _FAILURE_FLUSH_S = 1.0
 _CORE_STOP_S = 1.5
@@ -46,6 +45,9 @@ class ServeView(Protocol):
 
     def on_groups(self, reports: Sequence[GroupReport]) -> None:
         """All ranks are ready; their groups were verified."""
+
+    def on_memory(self, reports: Sequence[MemoryReport]) -> None:
+        """All ranks are warm; where their memory went, beside what was planned."""
 
     def on_serving(self, url: str, kv_tokens: int) -> None:
         """The port is open."""
@@ -79,7 +81,7 @@ def serve_until_stopped(
         EngineDeadError: a process died or failed while serving (exit 6).
     """
     configure_logging("ApiServer", config.log_level)
-    tokenizer = tokenizer or Tokenizer.from_folder(config.model.path)
+    tokenizer = tokenizer or tokenizer_of(config.model)
     server = _Server(
         config,
         listener,
@@ -157,16 +159,11 @@ class _Server:
         In a thread: the fork server may still be importing.
         """
         link = self._fork_server.new_link() if self._fork_server is not None else None
-        core_fd = core_end.fileno()
-        link_fds = () if link is None else (link.fileno(),)
-        nodes = None if self._nodes is None else self._nodes.core_links
-        spec = ChildSpec(
-            target="vcli.runtime.core.core_proc:core_main",
-            arguments=(self._config, core_fd, nodes),
-            title="EngineCore",
-            pass_fds=(core_fd, *link_fds, *(() if nodes is None else nodes.fds())),
-            fork_server_fd=None if link is None else link.fileno(),
-            log_level=self._config.log_level,
+        spec = core_child(
+            self._config,
+            core_end.fileno(),
+            link_fd=None if link is None else link.fileno(),
+            nodes=None if self._nodes is None else self._nodes.core_links,
         )
         starter = None if self._fork_server is None else self._fork_server.starter
         starting = asyncio.create_task(
@@ -249,6 +246,7 @@ class _Server:
             server_info=self._server_info(payload),
         )
         self._view.on_groups(msgspec.convert(payload["group_reports"], list[GroupReport]))
+        self._view.on_memory(msgspec.convert(payload["memory"], list[MemoryReport]))
         # The port is open from here on.
         server = ApiServer(app, self._listener)
         serving = asyncio.create_task(server.serve())
@@ -279,12 +277,13 @@ class _Server:
     async def _wind_down(self, engine: AsyncEngine, server: ApiServer) -> None:
         """Let open requests end (with their answer, or with the failure), within a deadline."""
         server.begin_drain()
+        drain_s = self._config.deadlines.drain_s
         if engine.num_open_requests and not self._has_failed.is_set():
             self._view.note(
-                f"draining {engine.num_open_requests} requests for up to {_DRAIN_S:g} s; "
+                f"draining {engine.num_open_requests} requests for up to {drain_s:g} s; "
                 "a second ^C ends them at once"
             )
-        limit_s = _FAILURE_FLUSH_S if self._has_failed.is_set() else _DRAIN_S
+        limit_s = _FAILURE_FLUSH_S if self._has_failed.is_set() else drain_s
         deadline = self._loop.time() + limit_s
         while engine.num_open_requests or server.num_open_responses:
             if self._loop.time() > deadline or self._signals.second.is_set():
@@ -292,6 +291,7 @@ class _Server:
             await asyncio.sleep(0.02)
         if not self._has_failed.is_set():
             self._is_ending = True
+            self._children.expect_end()
             engine.shut_down_core(drain=False)
 
     def _on_failure(self, report: FailureReport) -> None:

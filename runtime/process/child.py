@@ -24,6 +24,7 @@ from vcli.runtime.messages import ChildFailure, ChildMessage, ChildReady, ChildS
 from vcli.runtime.process.control import send_frame
 from vcli.runtime.process.failures import report_error
 from vcli.runtime.process.lifeline import Lifeline
+from vcli.runtime.process.live_page import LivePage
 from vcli.topology.names import TITLE_PREFIX
 
 logger = get_logger(__name__)
@@ -126,6 +127,8 @@ class ChildContext:
         self.rank = start.rank
         self.parent_pid = start.parent_pid
         self.fork_server_fd = start.fork_server_fd
+        self.page = LivePage()
+        self.page.tell(title=self.title, rank=self.rank, parent_pid=self.parent_pid)
         self._started_s = start.started_s
         self._control = control
         self._lifeline = lifeline
@@ -175,6 +178,7 @@ class ChildContext:
         """Tell the parent that this process can be used; `payload` must be msgpack-able."""
         self._phase = SERVING
         self._is_ready = True
+        self.page.tell(state="ready")
         self.forward(
             ChildReady(process=self.title, seconds=self.seconds(), pid=os.getpid(), payload=payload)
         )
@@ -206,6 +210,8 @@ class ChildContext:
 
     def forward(self, message: ChildMessage) -> None:
         """Send a message as it is: a child passes on what its own children report."""
+        if isinstance(message, ChildState):
+            self.page.note_state(message)
         payload = msgspec.msgpack.encode(message)
         # The send lock also orders the messages of several threads.
         with self._send_lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):

@@ -16,6 +16,9 @@ OMP_NUM_THREADS = "OMP_NUM_THREADS"
 #: what the user says about it reaches every child as it is.
 UNTOUCHABLE = ("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS")
 
+#: Torch makes a multicast object whenever symmetric memory is opened, whether it is used or not.
+NO_MULTICAST = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+
 #: Ours is a default: the user knows the network better.
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
@@ -77,12 +80,13 @@ def one_host_environ() -> dict[str, str]:
     By itself gloo takes the interface of the host's name, which may be any, or none.
     """
     names = {name for _, name in socket.if_nameindex()}
-    return {GLOO_INTERFACE: LOOPBACK} if LOOPBACK in names else {}
+    return NO_MULTICAST | ({GLOO_INTERFACE: LOOPBACK} if LOOPBACK in names else {})
 
 
 def interface_environ(interface: str) -> dict[str, str]:
-    """Additions for ranks that reach others by this interface; none where it is not known."""
-    return {GLOO_INTERFACE: interface, NCCL_INTERFACE: interface} if interface else {}
+    """Additions for ranks that reach others by this interface; "" where it is not known."""
+    names = {GLOO_INTERFACE: interface, NCCL_INTERFACE: interface} if interface else {}
+    return NO_MULTICAST | names
 
 
 def first_number(value: str) -> int | None:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from vcli.runtime.exit_status import has_ended, kernel_exit_code
 from vcli.runtime.log import get_logger
 from vcli.runtime.process.child import ChildContext, ChildSpec
 from vcli.runtime.process.entry import surroundings
-from vcli.runtime.process.exit_status import has_ended, kernel_exit_code
 from vcli.runtime.process.failures import LOST_EXIT_CODE
 from vcli.runtime.process.fork_protocol import (
     MAX_DESCRIPTORS,

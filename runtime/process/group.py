@@ -111,6 +111,13 @@ class ChildGroup:
                 monitor.changed.wait(max(left_s, CAUSE_WINDOW_S))
             raise StartupError(monitor.cause)
 
+    def expect_end(self) -> None:
+        """From now on a child that ends does so as it was told; nothing is a failure any more."""
+        monitor = self._started_monitor()
+        with monitor.changed:
+            monitor.is_ending = True
+            monitor.changed.notify_all()
+
     def shutdown(self, grace_s: float, *, asked: bool = True) -> None:
         """End all children within `grace_s`; safe to call again and from any thread.
 

@@ -49,3 +49,21 @@ class ReplyHeader(msgspec.Struct, frozen=True, array_like=True):
     call_id: int
     failure: FailureReport | None = None
     has_output: bool = False
+
+
+class RankActivity(msgspec.Struct, frozen=True):
+    """The call that a rank is in, and for how long; as it was known `age_s` ago."""
+
+    method: str
+    seconds: float
+    age_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """Since the call began, if the rank is still in it."""
+        return self.seconds + self.age_s
+
+    def describe(self) -> str:
+        """In words."""
+        age = f", {self.age_s:.0f} s ago" if self.age_s >= 1 else ""
+        return f"in {self.method} for {self.seconds:.1f} s{age}"

@@ -70,30 +70,35 @@ def measure_gpu(device: torch.device) -> GpuMemory:
 
 
 def gpu_kv_cache_bytes(
-    *, at_start: GpuMemory, after_profile: GpuMemory, gpu_memory_utilization: float
+    *,
+    at_start: GpuMemory,
+    after_profile: GpuMemory,
+    gpu_memory_utilization: float,
+    graph_bytes: int = 0,
 ) -> int:
     """Bytes for the KV cache of one GPU.
 
     `at_start` was taken after the groups were made and before the weights, `after_profile` after
     a step of the largest size. The budget pays for the weights and the step's peak (both are in
-    torch's peak) and for what grew outside torch meanwhile. However large the budget is, what is
-    free now has to hold the cache together with the next peak.
+    torch's peak), for what grew outside torch meanwhile, and for the graphs, which are captured
+    when the cache is there (`graph_bytes`, an estimate). However large the budget is, what is free
+    now has to hold the cache together with the next peak and the graphs.
 
     Raises:
         UnfitError: nothing is left.
     """
     budget = int(after_profile.total_bytes * gpu_memory_utilization)
     grown = max(after_profile.outside_torch_bytes - at_start.outside_torch_bytes, 0)
-    by_budget = budget - after_profile.torch_peak_bytes - grown
+    by_budget = budget - after_profile.torch_peak_bytes - grown - graph_bytes
     next_peak = after_profile.torch_peak_bytes - after_profile.torch_reserved_bytes
-    by_free = after_profile.free_bytes - max(next_peak, 0) - GPU_RESERVE_BYTES
+    by_free = after_profile.free_bytes - max(next_peak, 0) - graph_bytes - GPU_RESERVE_BYTES
     left = min(by_budget, by_free)
     if left <= 0:
         raise UnfitError(
             f"no GPU memory is left for the KV cache: {_gib(after_profile.total_bytes)} in all, "
             f"{_gib(budget)} allowed (gpu_memory_utilization={gpu_memory_utilization:g}), weights "
-            f"and one step take {_gib(after_profile.torch_peak_bytes)}, "
-            f"{_gib(after_profile.free_bytes)} are free",
+            f"and one step take {_gib(after_profile.torch_peak_bytes)}, CUDA graphs about "
+            f"{_gib(graph_bytes)}, {_gib(after_profile.free_bytes)} are free",
             hint="raise --gpu-memory-utilization, lower --max-num-batched-tokens, or use more "
             "GPUs (--tensor-parallel-size)",
         )

@@ -119,6 +119,15 @@ class ProgressBoard:
         self._segment.close()
 
 
+def read_progress(data: bytes) -> list[RankProgress]:
+    """All lines of a board, from a copy of its bytes."""
+    words = memoryview(data[: len(data) // _LINE_BYTES * _LINE_BYTES]).cast("q")
+    return [
+        ProgressLine(words[rank * _LINE_WORDS :]).read(rank)
+        for rank in range(len(words) // _LINE_WORDS)
+    ]
+
+
 def missing_from_collective(
     ranks: Sequence[RankProgress], group_of: Sequence[dict[str, tuple[int, ...]]]
 ) -> dict[int, str]:

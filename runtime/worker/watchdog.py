@@ -5,7 +5,7 @@ work goes on: so it also comes when the interpreter itself is stuck in native co
 
     begin ... end, begin ... end     a look each quarter: something happened, so put it off
     begin .......................    a look: nothing happened since; at `stall_s` the stacks come
-    end ...                          a look: nothing runs, so disarm and sleep until `begin`
+    end ................             a look: nothing ran since, so disarm and sleep until `begin`
 
 One for a process, since the interpreter has one such timer.
 """
@@ -15,12 +15,18 @@ import sys
 import threading
 from typing import TextIO
 
+from vcli.runtime.process.live_page import LivePage
+
 
 class Watchdog:
     """`begin` and `end` stand around the work and cost nothing; any thread may call them."""
 
-    def __init__(self, stall_s: float, *, stream: TextIO | None = None) -> None:
+    def __init__(
+        self, stall_s: float, *, stream: TextIO | None = None, page: LivePage | None = None
+    ) -> None:
+        """The page of this process, if it is given, counts the pieces of work as steps."""
         self._stall_s = stall_s
+        self._page = page
         self._stream = stream or sys.stderr
         self._num_beats = 0
         self._is_busy = False
@@ -34,6 +40,8 @@ class Watchdog:
         """Work starts, or goes on."""
         self._num_beats += 1
         self._is_busy = True
+        if self._page is not None:
+            self._page.begin_step()
         if self._is_asleep:
             self._wake.set()
 
@@ -41,6 +49,8 @@ class Watchdog:
         """Nothing runs."""
         self._num_beats += 1
         self._is_busy = False
+        if self._page is not None:
+            self._page.end_step()
 
     def close(self) -> None:
         """Disarm and end the thread."""
@@ -49,12 +59,11 @@ class Watchdog:
         self._thread.join()
 
     def _run(self) -> None:
-        seen = -1
+        seen = 0
         while not self._is_closed:
-            if not self._is_busy:
-                seen = -1
+            if self._num_beats == seen and not self._is_busy:
                 faulthandler.cancel_dump_traceback_later()
-                self._sleep()
+                self._sleep(seen)
                 continue
             if self._num_beats != seen:
                 seen = self._num_beats
@@ -63,10 +72,11 @@ class Watchdog:
             self._wake.clear()
         faulthandler.cancel_dump_traceback_later()
 
-    def _sleep(self) -> None:
+    def _sleep(self, seen: int) -> None:
         self._is_asleep = True
-        # `begin` sets busy before it looks whether to wake; so one of the two sees the other.
-        while not (self._is_busy or self._is_closed):
+        # `begin` counts before it looks whether to wake; so one of the two sees the other. Work
+        # that has ended by now counts too: short work must not wake this thread each time.
+        while self._num_beats == seen and not self._is_closed:
             self._wake.wait()
             self._wake.clear()
         self._is_asleep = False

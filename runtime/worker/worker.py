@@ -6,7 +6,6 @@
 Every public method may be called by RPC, and is called on all ranks together.
 """
 
-import gc
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,30 +23,28 @@ from vcli.runtime.distributed.parallel_state import (
     single_rank_context,
 )
 from vcli.runtime.distributed.rendezvous import RendezvousTarget, join_world
-from vcli.runtime.distributed.verify import verify_groups
+from vcli.runtime.distributed.selection import close_communicators, prepare_groups
 from vcli.runtime.layers.linear import can_pack
 from vcli.runtime.log import get_logger
 from vcli.runtime.messages import (
     GroupReport,
     KVCacheConfig,
+    MemoryReport,
     ModelRunnerOutput,
     SchedulerOutput,
 )
 from vcli.runtime.models.decoder import CausalLM
 from vcli.runtime.models.loader import init_dummy_weights, load_weights
 from vcli.runtime.models.registry import build_model
-from vcli.runtime.worker.device import seed_generators, take_device, warm_up_blas
+from vcli.runtime.worker.device import seed_generators, take_device
 from vcli.runtime.worker.extension import extended_class
-from vcli.runtime.worker.memory import (
-    GpuMemory,
-    cpu_kv_cache_bytes,
-    free_host_bytes,
-    gpu_kv_cache_bytes,
-    measure_gpu,
-)
+from vcli.runtime.worker.memory_ledger import MemoryLedger
 from vcli.runtime.worker.model_runner import ModelRunner
+from vcli.runtime.worker.prefetch import start_prefetch
 from vcli.runtime.worker.profile import Profile
 from vcli.runtime.worker.progress import ProgressLine
+from vcli.runtime.worker.replies import PendingResult
+from vcli.runtime.worker.runner_choice import make_runner
 from vcli.runtime.worker.warm_up import profile_step, warm_up
 from vcli.topology.errors import ConfigError, UnfitError, VcliError
 from vcli.topology.names import TITLE_PREFIX
@@ -90,7 +87,7 @@ class Worker:
         self._context: ParallelContext | None = None
         self._runner: ModelRunner | None = None
         self._group_reports: list[GroupReport] = []
-        self._memory_at_start: GpuMemory | None = None
+        self._memory = MemoryLedger(config, self.plan)
         self._trace: ProgressLine | None = None
         self._world: GroupHandle | None = None
         self._profile = Profile()
@@ -106,6 +103,7 @@ class Worker:
 
     def init_device(self) -> None:
         """Take the device that the plan names, join the world, make and verify the groups."""
+        start_prefetch(self.config, self.plan)
         self.device = take_device(self.config, self.plan, self._dtype)
         self._report("device", None, str(self.device))
         plan = self.config.plan
@@ -126,23 +124,25 @@ class Worker:
                 self.plan.global_rank,
                 timeout_s=self.config.deadlines.execute_model_s,
             )
-        self._group_reports = verify_groups(self._context, self.device)
+        self._context, self._group_reports = prepare_groups(
+            self._context,
+            self.device,
+            ways=plan.all_reduce.value,
+            dtype=self._dtype,
+            row_size=self.config.model.spec.hidden_size,
+        )
         self._refuse_wrong_sums()
         self._report("groups", None, "")
         seed_generators(self.config.model.seed)
-        if self.device.type == "cuda":
-            # After the groups, so that NCCL's buffers are not taken for a growth of the model's.
-            warm_up_blas(self.device, self._dtype)
-            gc.collect()
-            torch.cuda.empty_cache()
-            self._memory_at_start = measure_gpu(self.device)
+        self._memory.begin(self.device, self._dtype)
 
     def load_model(self) -> None:
         """Build this rank's part of the model on its device and read its weights."""
         started = time.monotonic()
         model = self._build_model()
+        self._memory.note_model(model)
         self._fill(model, self.config.model.path)
-        self._runner = ModelRunner(
+        self._runner = make_runner(
             self.config,
             model=model,
             context=self._need_context(),
@@ -158,18 +158,7 @@ class Worker:
             UnfitError: nothing is left for it.
         """
         runner = self._need_runner()
-        given = self.config.cache.kv_cache_memory_bytes
-        if given is not None:
-            num_bytes, how = given, "as configured"
-        elif self.device.type == "cpu":
-            here = [
-                rank for rank in self.config.plan.ranks if rank.node_rank == self.plan.node_rank
-            ]
-            num_bytes = cpu_kv_cache_bytes(free_host_bytes(), len(here))
-            how = f"a quarter of the free memory, for {len(here)} ranks on this node"
-        else:
-            num_bytes = self._profile_gpu(runner)
-            how = f"gpu_memory_utilization={self.config.cache.gpu_memory_utilization:g}"
+        num_bytes, how = self._memory.kv_cache_bytes(lambda: profile_step(runner, self.config))
         self._report("memory", None, f"{num_bytes / 2**30:.2f} GiB for KV ({how})")
         return num_bytes
 
@@ -179,22 +168,35 @@ class Worker:
 
     def initialize_from_config(self, config: KVCacheConfig) -> None:
         """Allocate the KV cache; all requests known before are forgotten."""
-        self._need_runner().initialize_kv_cache(config)
+        runner = self._need_runner()
+        runner.initialize_kv_cache(config)
+        self._memory.note_kv_cache(config, runner.kv_bytes_per_block())
         self._report("kv", None, f"{config.num_blocks} blocks of {config.block_size} tokens")
 
     def compile_or_warm_up_model(self) -> None:
         """Run dummy steps, so that the first request finds everything allocated and chosen."""
         started = time.monotonic()
-        num_tokens = warm_up(self._need_runner(), self.config, self.device)
+        runner = self._need_runner()
+        num_tokens = warm_up(runner, self.config, self.device)
         seconds = time.monotonic() - started
         self._report("warm-up", None, f"{num_tokens} tokens")
         logger.info("warmed up: %.2f s", seconds)
+        num_graphs = self._memory.capture(
+            lambda: runner.capture_graphs(lambda done: self._report("graphs", done, ""))
+        )
+        if num_graphs:
+            logger.info("%d graphs: %.2f s", num_graphs, time.monotonic() - started - seconds)
 
-    def execute_model(self, output: SchedulerOutput) -> ModelRunnerOutput | None:
-        """Run one step; None on ranks that are not the output rank, and with defer_sampling."""
+    def execute_model(self, output: SchedulerOutput) -> ModelRunnerOutput | PendingResult | None:
+        """Run one step; None on ranks that are not the output rank, and with defer_sampling.
+
+        On a GPU it returns when the step is launched; the `PendingResult` waits for its end.
+        """
         return self._need_runner().execute(output)
 
-    def sample_tokens(self, grammar: object | None = None) -> ModelRunnerOutput | None:
+    def sample_tokens(
+        self, grammar: object | None = None
+    ) -> ModelRunnerOutput | PendingResult | None:
         """Sample the step that `execute_model` deferred; None where this isn't the output rank."""
         return self._need_runner().sample_deferred(grammar)
 
@@ -263,6 +265,10 @@ class Worker:
         """The groups of this rank with what their verification found at the start."""
         return self._group_reports
 
+    def memory_report(self) -> MemoryReport:
+        """What the memory of this rank went to, beside what was planned."""
+        return self._memory.report()
+
     def shutdown(self) -> None:
         """Give memory and groups back; may be called twice, and in any phase."""
         if self._runner is not None:
@@ -274,6 +280,7 @@ class Worker:
             torch.cuda.empty_cache()
         if self._context is not None:
             context, self._context = self._context, None
+            close_communicators(context)
             if context.world_size > 1:
                 torch.distributed.destroy_process_group()
 
@@ -299,21 +306,6 @@ class Worker:
                     f"({report.all_reduce} over {report.transport}): {report.note}",
                     hint="vcli doctor checks the links between the devices",
                 )
-
-    def _profile_gpu(self, runner: ModelRunner) -> int:
-        at_start = self._memory_at_start
-        if at_start is None:
-            raise PhaseError("determine_available_memory came before init_device")
-        torch.cuda.reset_peak_memory_stats(self.device)
-        profile_step(runner, self.config)
-        torch.cuda.synchronize(self.device)
-        gc.collect()
-        torch.cuda.empty_cache()
-        return gpu_kv_cache_bytes(
-            at_start=at_start,
-            after_profile=measure_gpu(self.device),
-            gpu_memory_utilization=self.config.cache.gpu_memory_utilization,
-        )
 
     def _build_model(self) -> CausalLM:
         model_config, attention = self.config.model, self.config.plan.attention

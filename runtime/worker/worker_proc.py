@@ -83,7 +83,7 @@ def worker_main(
         worker.trace_collectives(ProgressBoard.attach(links.progress_fd).line(rank))
     bind_thread = worker.bind_thread if isinstance(worker, DeviceWorker) else _keep_device
     sender = ReplySender(context, rank, replies, bind_thread=bind_thread)
-    watchdog = Watchdog(config.deadlines.stall_s)
+    watchdog = Watchdog(config.deadlines.stall_s, page=context.page)
     try:
         worker.init_device()
         worker.load_model()

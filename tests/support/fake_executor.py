@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from tests.support.fake_model import VOCAB_SIZE, FakeModelWorker
+from tests.support.fake_worker import fake_memory_report
 from vcli.runtime.config import (
     CacheConfig,
     DeadlineConfig,
@@ -26,6 +27,7 @@ from vcli.runtime.errors import FailureReport, RpcTimeoutError, WorkerDiedError,
 from vcli.runtime.executor.base import Executor, RpcCall
 from vcli.runtime.messages import ChildMessage, ChildState, GroupReport, SchedulerOutput
 from vcli.runtime.process.child import ChildContext
+from vcli.runtime.worker.call_messages import RankActivity
 from vcli.topology.config import ParallelConfig
 from vcli.topology.model_spec import model_spec_from_config
 from vcli.topology.planner import plan_topology
@@ -109,6 +111,7 @@ class FakeExecutor(Executor):
         super().__init__(config, on_message=on_message)
         self.calls: list[str] = []
         self.stuck_ranks: set[int] = set()
+        self.busy_ranks: dict[int, RankActivity] = {}
         self.gate = threading.Event()
         """Steps wait for it; set unless a test clears it."""
         self.gate.set()
@@ -116,6 +119,9 @@ class FakeExecutor(Executor):
         self.worker: FakeModelWorker | None = None
         self._queue: SimpleQueue[tuple[RpcCall, Future[Any]] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="fake-ranks", daemon=True)
+
+    def _activity(self, rank: int) -> RankActivity | None:
+        return self.busy_ranks.get(rank)
 
     @property
     def worker_pids(self) -> Mapping[str, int]:
@@ -182,6 +188,7 @@ class FakeExecutor(Executor):
             "compile_or_warm_up_model": lambda: None,
             "check_health": lambda: None,
             "group_reports": lambda: [_group_report(config.plan.world_size)],
+            "memory_report": lambda: fake_memory_report(0),
         }
         value = values[call.name]()
         return value if call.reply_rank is not None else [value] * config.plan.world_size

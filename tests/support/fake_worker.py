@@ -22,6 +22,7 @@ from vcli.runtime.errors import FailedWithOutput
 from vcli.runtime.messages import (
     GroupReport,
     KVCacheConfig,
+    MemoryReport,
     ModelRunnerOutput,
     RunningRequests,
     SchedulerOutput,
@@ -70,6 +71,12 @@ def fake_config(num_ranks: int = 1, **overrides: Any) -> EngineConfig:
         "log_level": "WARNING",
     }
     return EngineConfig(**{**fields, **overrides})
+
+
+def fake_memory_report(rank: int) -> MemoryReport:
+    """A rank of the fake model: the plan was right."""
+    items = {"weight_bytes": 1000, "kv_bytes": 640, "kv_tokens": 64}
+    return MemoryReport(rank=rank, device="cpu", device_uuid="", planned=items, measured=items)
 
 
 def fake_step(step: int = 1, number: int = 1) -> SchedulerOutput:
@@ -170,6 +177,9 @@ class FakeWorker:
             )
         ]
 
+    def memory_report(self) -> MemoryReport:
+        return fake_memory_report(self.rank)
+
     def shutdown(self) -> None:
         return None
 
@@ -189,6 +199,12 @@ class FakeWorker:
     def sleep_on(self, ranks: list[int], seconds: float) -> int:
         if self.rank in ranks:
             time.sleep(seconds)
+        return self.rank
+
+    def wait_for_file_on(self, ranks: list[int], path: str) -> int:
+        """Until somebody writes into the fifo."""
+        if self.rank in ranks:
+            Path(path).read_text()
         return self.rank
 
     def sleep_in_c_on(self, ranks: list[int], seconds: int) -> int:

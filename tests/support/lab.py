@@ -22,6 +22,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+from tests.support.bound import bound
+
 _NET = "10.88.0"
 _NUMBERS = itertools.count()
 
@@ -71,11 +73,11 @@ class Host:
         sign = folder / f"up{self.index}"
         log = (folder / f"init{self.index}.log").open("wb")
         self._init = subprocess.Popen(
-            [
+            bound([
                 "unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork",
                 "--kill-child", "--mount-proc", "bash", "-c", _INIT, "init",
-                self.name, folder / f"hosts{self.index}", sign,
-            ],
+                self.name, str(folder / f"hosts{self.index}"), str(sign),
+            ]),
             stdin=subprocess.DEVNULL,
             stderr=log,
             start_new_session=True,

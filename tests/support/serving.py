@@ -13,6 +13,8 @@ import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from tests.support.bound import bound
+
 _URL = re.compile(r"at (http://\S+)")
 
 
@@ -26,7 +28,7 @@ class Server:
         self.tmp.mkdir(parents=True)
         self._shm_before = set(Path("/dev/shm").iterdir())
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "vcli.cli", "serve", *arguments, "--port", "0"],
+            bound([sys.executable, "-m", "vcli.cli", "serve", *arguments, "--port", "0"]),
             env={
                 **os.environ,
                 **(environ or {}),

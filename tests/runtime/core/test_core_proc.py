@@ -49,6 +49,7 @@ from vcli.runtime.messages import (
 from vcli.runtime.process.child import ChildSpec
 from vcli.runtime.process.group import ChildGroup
 from vcli.runtime.sampling_params import SamplingParams
+from vcli.runtime.worker.call_messages import RankActivity
 from vcli.topology.errors import ExitStatus
 
 WAIT_S = 20.0
@@ -181,6 +182,7 @@ def test_ready_payload_describes_the_engine_and_states_of_workers_are_passed_on(
     assert child.ready["num_kv_blocks"] == 64
     assert child.ready["block_size"] == 4
     assert child.ready["max_model_len"] == 64
+    assert child.ready["effective"]["spin"].startswith("spin_us: ")
     assert child.ready["worker_pids"] == {"Worker_TP0": 4241, "Worker_TP1": 4242}
     assert [report["kind"] for report in child.ready["group_reports"]] == ["TP"]
     workers = {m.process for m in child.messages if isinstance(m, ChildState)}
@@ -522,6 +524,21 @@ def test_health_names_the_ranks_that_did_not_answer(core: CoreThread) -> None:
     assert health["answered"] == [0]
     assert health["missing"] == [1]
     assert "no answer from 1" in health["errors"]["1"]
+
+
+def test_rank_that_is_only_busy_is_not_missing(core: CoreThread) -> None:
+    core.executor.stuck_ranks = {0, 1}
+    core.executor.busy_ranks = {1: RankActivity("execute_model", 2.0)}
+
+    health = core.client.call("check_health", 0.2).value
+
+    assert (health["answered"], health["missing"]) == ([], [0])
+    assert health["busy"] == {"1": "in execute_model for 2.0 s"}
+
+    core.executor.busy_ranks[0] = RankActivity("check_health", 0.2)
+    assert core.client.call("check_health", 0.2).value["missing"] == [0]
+    core.executor.busy_ranks[0] = RankActivity("execute_model", 3.0)
+    assert core.client.call("check_health", 0.2).value["is_healthy"] is True
 
 
 def test_requests_go_on_while_health_is_asked(core: CoreThread) -> None:

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from vcli.runtime.distributed import gpu_probe
+from vcli.runtime.distributed.gpu_measures import pair_rounds
+from vcli.runtime.distributed.probe_ranks import ProbeRanks
 
 pytestmark = pytest.mark.process
 
@@ -23,7 +25,7 @@ sys.stdout.flush()
 def follow(*endings, step_limit_s=60.0):
     """Whether processes that end in these ways went well, and what was said of them."""
     events = []
-    ranks = gpu_probe._Ranks(
+    ranks = ProbeRanks(
         [[sys.executable, "-c", SCRIPT + end, str(rank)] for rank, end in enumerate(endings)],
         events.append,
     )
@@ -92,7 +94,34 @@ def test_without_gpus_each_rank_says_so():
     assert run.stderr == ""
 
 
-@pytest.mark.parametrize("devices", ["0", "0,0", "0,-1", "a,b", ""])
+@pytest.mark.parametrize("num_ranks", [2, 3, 5, 8])
+def test_rounds_have_each_ordered_pair_once_and_no_rank_twice(num_ranks):
+    rounds = list(pair_rounds(num_ranks))
+    pairs = [pair for pairs in rounds for pair in pairs]
+    assert sorted(pairs) == [
+        (src, dst) for src in range(num_ranks) for dst in range(num_ranks) if src != dst
+    ]
+    for chosen in rounds:
+        ranks = [rank for pair in chosen for rank in pair]
+        assert len(ranks) == len(set(ranks))
+
+
+def test_eight_gpus_take_few_rounds():
+    assert len(list(pair_rounds(8))) == 14
+
+
+def test_a_death_is_told_before_who_only_lost_it():
+    is_well, events = follow(
+        "sys.stdin.read()",
+        "os.kill(os.getpid(), signal.SIGKILL)",
+    )
+    assert not is_well
+    assert [
+        (event["rank"], event["exit_status"]) for event in events if "exit_status" in event
+    ] == [(1, -signal.SIGKILL)]
+
+
+@pytest.mark.parametrize("devices", ["0,0", "0,-1", "a,b", ""])
 def test_devices_that_make_no_sense_are_refused(devices, capsys):
     with pytest.raises(SystemExit) as end:
         gpu_probe.main([f"--devices={devices}"])

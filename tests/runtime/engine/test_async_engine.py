@@ -289,6 +289,23 @@ def test_end_of_the_socket_after_shutdown_says_that_it_was_shut_down(tokenizer: 
     run(tokenizer, body)
 
 
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_only_an_end_that_nobody_asked_for_is_logged_as_a_death(
+    is_asked: bool, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body(engine: AsyncEngine, core: FakeCore) -> None:
+        if is_asked:
+            engine.shut_down_core(drain=False)
+            await asyncio.to_thread(core.wait, lambda core: bool(core.shutdowns))
+        core.die()
+        await until(lambda: engine.failure is not None)
+
+    with caplog.at_level("INFO", logger="vcli"):
+        run(tokenizer, body)
+    assert ("engine dead" in caplog.text) is not is_asked
+    assert ("ended as it was asked" in caplog.text) is is_asked
+
+
 def test_calls_give_values_errors_and_timeouts(tokenizer: Tokenizer) -> None:
     async def body(engine: AsyncEngine, core: FakeCore) -> None:
         core.replies |= {"ping": 17, "stuck": "silence"}

@@ -88,12 +88,10 @@ def test_one_rank_alone_needs_no_child() -> None:
 def test_failure_of_a_child_fails_the_step_though_rank_0_hangs(
     executor: ColocatedExecutor, order: int, words: str
 ) -> None:
-    begin_s = time.monotonic()
+    step = executor.execute_model(fake_step(number=order), non_block=True)
     with pytest.raises((WorkerError, WorkerDiedError), match=words):
-        executor.execute_model(fake_step(number=order))
-    assert time.monotonic() - begin_s < 1.0
-    executor.shutdown()
-    assert time.monotonic() - begin_s < 5.0
+        step.result(5.0)  # long before its deadline
+    executor.shutdown()  # rank 0 itself sleeps for a minute
 
 
 def test_failure_of_rank_0_in_a_call_is_told_and_survived(executor: ColocatedExecutor) -> None:
@@ -132,9 +130,9 @@ class LosesItsPeer(fake_worker.FakeWorker):
         self._report("weights", 0.5, "")
         marker = Path(os.environ["TEST_MARKER"])
         if self.rank == 1:
-            marker.touch()
+            marker.symlink_to(str(os.getpid()))
             os.kill(os.getpid(), signal.SIGKILL)
-        while not marker.exists():
+        while not marker.is_symlink() or fake_worker.exists(int(str(marker.readlink()))):
             time.sleep(0.01)
         raise RuntimeError("[gloo] Connection closed by peer")
 
@@ -151,11 +149,9 @@ def test_failed_start_names_its_cause(
 ) -> None:
     monkeypatch.setenv("TEST_MARKER", str(tmp_path / "dying"))
     executor = make(worker_cls=f"tests.runtime.executor.test_colocated:{name}")
-    begin_s = time.monotonic()
     with pytest.raises(StartupError, match=words) as failed:
         executor.start()
     assert failed.value.report.rank == rank
-    assert time.monotonic() - begin_s < 15.0
 
 
 def test_rank_0_that_never_gets_ready_is_named_at_the_deadline() -> None:

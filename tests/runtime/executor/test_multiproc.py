@@ -1,7 +1,8 @@
 """Two worker processes serve calls; a call that fails by itself spoils no other."""
 
-import time
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -123,17 +124,18 @@ def test_error_carries_the_remote_traceback(executor: MultiprocExecutor) -> None
 
 
 def test_failure_of_a_rank_that_does_not_reply_ends_the_call_at_once(
-    executor: MultiprocExecutor,
+    executor: MultiprocExecutor, tmp_path: Path
 ) -> None:
     def raise_on_one_and_keep_zero_busy(worker):
         if worker.rank == 1:
             raise ValueError("at once")
-        time.sleep(0.5)
+        worker.wait_for_file_on([0], str(gate))
 
-    begin_s = time.monotonic()
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
     with pytest.raises(WorkerError, match="at once"):
         executor.collective_rpc(raise_on_one_and_keep_zero_busy, unique_reply_rank=0)
-    assert time.monotonic() - begin_s < 0.3
+    gate.write_text("")
     assert executor.collective_rpc("echo", args=("next",)) == ["next", "next"]
 
 
@@ -147,15 +149,21 @@ def test_deadline_names_the_rank_and_its_method_and_the_late_reply_is_dropped(
     assert executor.collective_rpc("echo", args=("next",)) == ["next", "next"]
 
 
-def test_health_check_names_the_rank_that_is_busy_and_with_what(
-    executor: MultiprocExecutor,
+def test_rank_that_is_only_busy_is_healthy_and_it_is_told_with_what(
+    executor: MultiprocExecutor, tmp_path: Path
 ) -> None:
-    busy = executor.collective_rpc("sleep_on", args=([1], 0.5), non_block=True)
-    with pytest.raises(RpcTimeoutError) as late:
-        executor.check_health(timeout_s=0.15)
-    assert "check_health" in late.value.message
-    assert "rank 1 (Worker_TP1, in sleep_on for" in late.value.message
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    busy = executor.collective_rpc("wait_for_file_on", args=([1], str(gate)), non_block=True)
+    executor.check_health(timeout_s=0.15)
+    assert executor.busy_with(0) is None
+    doing = executor.busy_with(1)
+    assert doing is not None
+    assert doing.describe().startswith("in wait_for_file_on for ")
+    gate.write_text("")
     assert busy.result(5) == [0, 1]
+    executor.check_health()
+    assert executor.busy_with(1) is None
 
 
 def test_result_that_can_not_be_sent_is_the_failure_of_its_call(

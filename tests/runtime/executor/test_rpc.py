@@ -8,6 +8,7 @@ import pytest
 
 from vcli.runtime.errors import FailureReport, RpcTimeoutError, WorkerDiedError, WorkerError
 from vcli.runtime.executor.rpc import PendingCall, RpcClient
+from vcli.runtime.worker.call_messages import RankActivity
 
 
 class Client(RpcClient):
@@ -17,7 +18,7 @@ class Client(RpcClient):
         self.step_failures: list[FailureReport] = []
         super().__init__(
             ["Worker_TP0", "Worker_TP1"],
-            activity=lambda rank: "in load for 3.0 s" if rank == 1 else "",
+            activity=lambda rank: RankActivity("load", 3.0) if rank == 1 else None,
             on_step_failure=self.step_failures.append,
         )
 
@@ -116,6 +117,26 @@ def test_consequence_without_a_cause_counts_itself_soon(client: Client) -> None:
     )
     with pytest.raises(WorkerError, match="closed by peer"):
         step.future.result(2)
+
+
+def test_step_behind_a_suspect_waits_for_the_cause_too(client: Client) -> None:
+    first, second = client.call("execute_model"), client.call("execute_model")
+    client.deliver_failure(first.call_id, failure("execute_model", "ConnectionResetError"))
+    client.deliver_failure(
+        second.call_id, failure("execute_model", "BatchStateError", "did not keep request 3")
+    )
+    assert client.step_failures == []
+    client.fail(WorkerDiedError(KILLED))
+    for call in (first, second):
+        with pytest.raises(WorkerDiedError, match="SIGKILL"):
+            call.future.result(0)
+
+
+def test_step_behind_a_call_that_may_fail_alone_is_not_held_back(client: Client) -> None:
+    other, step = client.call("echo"), client.call("execute_model")
+    client.deliver_failure(other.call_id, failure("echo", "ConnectionResetError"))
+    client.deliver_failure(step.call_id, failure("execute_model"))
+    assert [report.kind for report in client.step_failures] == ["ValueError"]
 
 
 def test_deadline_names_the_missing_rank_and_what_it_does(client: Client) -> None:

@@ -1,5 +1,6 @@
 """The back end without processes behaves like the one with them."""
 
+import threading
 import time
 from collections.abc import Iterator
 
@@ -8,10 +9,12 @@ import pytest
 from tests.support.fake_worker import (
     FAKE_WORKER,
     FakeWorker,
+    Payload,
     fake_config,
     fake_step,
     rank_of,
 )
+from tests.support.processes import wait_until
 from vcli.runtime.config import DeadlineConfig
 from vcli.runtime.errors import RpcTimeoutError, StartupError, WorkerError
 from vcli.runtime.executor.base import Executor, get_executor_class
@@ -98,6 +101,31 @@ def test_start_calls_reach_the_worker(executor: UniProcExecutor) -> None:
     executor.compile_or_warm_up_model()
     executor.check_health()
     assert [report.kind for report in executor.group_reports()] == ["TP"]
+
+
+def test_rank_that_is_only_busy_is_healthy_until_it_counts_as_stuck() -> None:
+    executor = UniProcExecutor(
+        fake_config(deadlines=DeadlineConfig(stall_s=1.5)),
+        on_message=lambda _: None,
+        worker_cls=FAKE_WORKER,
+    )
+    executor.start()
+    gate = threading.Event()
+    busy = executor.collective_rpc(lambda _: gate.wait(30), non_block=True)
+    executor.check_health(timeout_s=0.1)
+    wait_until(lambda: executor.busy_with(0) is None, 20)
+    with pytest.raises(RpcTimeoutError, match=r"rank 0 .*, in .* for "):
+        executor.check_health(timeout_s=0.01)
+    gate.set()
+    assert busy.result(5) == [True]
+    executor.shutdown()
+
+
+def test_arguments_do_not_live_until_the_next_call(executor: UniProcExecutor) -> None:
+    payload = Payload()
+    executor.collective_rpc("remember", args=(payload,))
+    del payload
+    assert executor.collective_rpc("still_has_payload") == [False]
 
 
 def test_error_of_an_rpc_is_told_and_survived(executor: UniProcExecutor) -> None:

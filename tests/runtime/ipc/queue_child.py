@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
+from vcli.runtime.ipc import wakeup
 from vcli.runtime.ipc.broadcast import BroadcastReader, BroadcastWriter
 from vcli.runtime.ipc.codec import decode, encode
 from vcli.runtime.ipc.errors import PeerDiedError, QueueTimeout
@@ -86,14 +87,22 @@ def hold(reader: BroadcastReader, writer: BroadcastWriter | None, count: int) ->
     sys.stdin.read()
 
 
+def leave(reader: BroadcastReader, writer: BroadcastWriter | None, count: int) -> None:
+    """Take one record, say so, and end with status 7, the queue open."""
+    reader.recv(30.0)
+    tell("holding")
+    os._exit(7)
+
+
 def sleep_in_recv(reader: BroadcastReader, writer: BroadcastWriter | None, count: int) -> None:
-    """Wait in recv; print what it raised, and when (monotonic clock)."""
+    """Wait in recv, with no look in between; print what it raised."""
+    wakeup.RECHECK_S = 1000.0
     tell("waiting")
     try:
         while True:
-            reader.recv(30.0)
+            reader.recv(60.0)
     except (PeerDiedError, QueueTimeout) as error:
-        tell(f"{type(error).__name__} {time.monotonic()}")
+        tell(f"{type(error).__name__}: {error}")
 
 
 def cpu_time(reader: BroadcastReader, writer: BroadcastWriter | None, count: int) -> None:

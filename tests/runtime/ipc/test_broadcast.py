@@ -201,15 +201,14 @@ def test_cancel_wakes_a_blocked_send_and_stays():
             writer.send([b"y"])
 
 
+@pytest.mark.usefixtures("no_recheck")
 def test_a_closed_writer_is_told_after_what_it_sent_and_without_delay():
     with Queue() as (writer, reader):
         writer.send([b"last"])
         writer.close()
-        began = time.monotonic()
         assert bytes(reader.recv(5.0)[0]) == b"last"
         with pytest.raises(PeerClosedError, match=r"its writer .* closed") as caught:
             reader.recv(5.0)
-        assert time.monotonic() - began < 0.5
         assert caught.value.reader_index is None
 
 

@@ -90,3 +90,19 @@ def test_a_record_that_comes_just_before_a_set_arms_is_seen_before_it_sleeps(mon
     began = time.monotonic()
     assert ready.wait(10.0) == ([readers[1]], [])
     assert time.monotonic() - began < 5.0
+
+
+def test_a_set_that_expects_nothing_spins_only_where_it_was_allowed_and_soon_stops(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    extra = os.eventfd(0)
+    quiet, spinning = ReaderSet([], [extra]), ReaderSet([], [extra], idle_spin_us=100)
+    assert not quiet._idle_spinner.is_worthwhile
+    assert spinning._idle_spinner.is_worthwhile
+    for _ in range(4):
+        assert spinning.wait(0.0, expects_record=False) == ([], [])
+    assert not spinning._idle_spinner.is_worthwhile
+    os.eventfd_write(extra, 1)
+    assert quiet.wait(10.0, expects_record=False) == ([], [extra])
+    quiet.close()
+    spinning.close()
+    os.close(extra)

@@ -1,5 +1,6 @@
 """Connections between nodes: keys, order, ends, and nothing that is lost silently."""
 
+import contextlib
 import queue
 import socket
 import subprocess
@@ -97,7 +98,8 @@ def test_nothing_of_a_client_without_encryption_arrives(ends: Ends) -> None:
     client = context.socket(zmq.DEALER)
     monitor = client.get_monitor_socket(zmq.EVENT_DISCONNECTED)
     client.connect(f"tcp://127.0.0.1:{ends.port}")
-    client.send(b"hello")
+    with contextlib.suppress(zmq.Again):  # refused already, and never to be connected again
+        client.send(b"hello", zmq.NOBLOCK)
     was_closed = monitor.poll(5000)
     client.disable_monitor()
     monitor.close(linger=0)
@@ -136,9 +138,9 @@ def test_a_killed_peer_is_known_at_once(ends: Ends) -> None:
     assert ends.hub_events.get(timeout=20).frames == [b"here"]
     child.kill()
     child.wait(5)
-    killed = time.monotonic()
-    assert isinstance(ends.hub_events.get(timeout=5), Gone)
-    assert time.monotonic() - killed < 0.5
+    gone = ends.hub_events.get(timeout=5)
+    assert isinstance(gone, Gone)
+    assert gone.reason == "its connection was closed"  # not found out by its silence
 
 
 def test_a_stopped_peer_is_known_by_its_silence(ends: Ends) -> None:

@@ -44,7 +44,7 @@ def test_nobody_can_shrink_it():
     made.close()
 
 
-def test_it_has_a_name_in_proc_and_none_in_dev_shm():
+def test_it_has_a_name_in_proc_and_none_in_dev_shm_that_could_be_removed():
     before = set(Path("/dev/shm").iterdir())
     made = SharedSegment.create(MIB, "vcli-steps")
     assert "memfd:vcli-steps" in str(Path(f"/proc/self/fd/{made.fd}").readlink())
@@ -148,9 +148,13 @@ def test_a_container_that_sees_only_its_own_cgroup_root_is_limited_too(tmp_path)
 
 
 SMALL_SHM = """
-import mmap, shutil
+import os, shutil, sys
 from vcli.runtime.ipc.broadcast import BroadcastReader, BroadcastWriter
 assert shutil.disk_usage("/dev/shm").total == 65536
+if sys.argv[1] == "full":
+    with open("/dev/shm/filler", "wb", buffering=0) as filler:
+        filler.write(bytes(65536))
+    assert shutil.disk_usage("/dev/shm").free == 0
 writer = BroadcastWriter.create(1, 8 << 20, "steps")
 reader = BroadcastReader.attach(writer.reader_handle(0))
 for _ in range(8):
@@ -161,7 +165,8 @@ print("whole")
 
 
 @pytest.mark.process
-def test_a_dev_shm_of_64_kib_does_not_matter():
+@pytest.mark.parametrize("content", ["empty", "full"])
+def test_a_small_or_full_dev_shm_gives_no_sigbus(content):
     unshare = shutil.which("unshare")
     mount = "mount -t tmpfs -o size=64k tmpfs /dev/shm"
     if unshare is None or os.geteuid() != 0:
@@ -171,9 +176,9 @@ def test_a_dev_shm_of_64_kib_does_not_matter():
     )
     if probe.returncode:
         pytest.skip(f"no mount namespace here: {probe.stderr.strip()}")
-    command = f'{mount} && exec "$0" -c "$1"'
+    command = f'{mount} && exec "$0" -c "$1" "$2"'
     run = subprocess.run(
-        [unshare, "--mount", "sh", "-c", command, sys.executable, SMALL_SHM],
+        [unshare, "--mount", "sh", "-c", command, sys.executable, SMALL_SHM, content],
         capture_output=True,
         text=True,
         timeout=60,

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from vcli.runtime.process.environ import (
+    NO_MULTICAST,
     UNTOUCHABLE,
     bootstrap_environ,
     first_number,
@@ -53,7 +54,7 @@ def test_import_path_is_lent_for_the_start_only(base: dict[str, str]) -> None:
 
 def test_interface_of_gloo_is_a_default_that_the_user_overrides() -> None:
     additions = one_host_environ()
-    assert additions == {"GLOO_SOCKET_IFNAME": "lo"}
+    assert additions == {"GLOO_SOCKET_IFNAME": "lo", **NO_MULTICAST}
     assert worker_environ({}, additions=additions)["GLOO_SOCKET_IFNAME"] == "lo"
     mine = {"GLOO_SOCKET_IFNAME": "eth1"}
     assert worker_environ(mine, additions=additions)["GLOO_SOCKET_IFNAME"] == "eth1"
@@ -68,8 +69,23 @@ def test_first_number_of_omp_num_threads(value: str, number: int | None) -> None
 
 def test_interface_towards_other_nodes_is_a_default_that_the_user_overrides() -> None:
     additions = interface_environ("eth0")
-    assert additions == {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0"}
+    assert additions == {
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "NCCL_SOCKET_IFNAME": "eth0",
+        **NO_MULTICAST,
+    }
     mine = {"NCCL_SOCKET_IFNAME": "ib0"}
     environ = worker_environ(mine, additions=additions)
-    assert environ == {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "ib0"}
-    assert interface_environ("") == {}
+    assert environ == {
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "NCCL_SOCKET_IFNAME": "ib0",
+        **NO_MULTICAST,
+    }
+    assert interface_environ("") == NO_MULTICAST
+
+
+def test_torch_makes_no_multicast_object_unless_the_user_says_so() -> None:
+    name = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
+    for additions in (one_host_environ(), interface_environ("eth0")):
+        assert worker_environ({}, additions=additions)[name] == "1"
+        assert worker_environ({name: "0"}, additions=additions)[name] == "0"

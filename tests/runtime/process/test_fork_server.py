@@ -13,9 +13,9 @@ import pytest
 from tests.support.child_targets import spec
 from tests.support.processes import wait_until
 from vcli.runtime.errors import FailureReport, StartupError
+from vcli.runtime.exit_status import has_ended
 from vcli.runtime.messages import ChildMessage, ChildState
 from vcli.runtime.process.child import ChildSpec
-from vcli.runtime.process.exit_status import has_ended
 from vcli.runtime.process.fork_client import StartCancelledError
 from vcli.runtime.process.fork_owner import ForkServer
 from vcli.runtime.process.group import ChildGroup
@@ -101,7 +101,7 @@ def test_child_has_the_set_up_of_a_spawned_one(
         "title": "vcli::Worker_TP0",
         "line_buffering": True,
         "sigint_ignored": True,
-        "descriptors": 6,
+        "descriptors": 8,
     }
     states = [message.state for message in group.messages if isinstance(message, ChildState)]
     assert states == ["spawned", "imported"]
@@ -143,10 +143,12 @@ def test_child_has_exactly_the_descriptors_that_were_passed_under_their_numbers(
     assert {number: own.pop(number) for number in passed} == {
         number: str(tmp_path / name) for number, name in zip(passed, "bca", strict=True)
     }
-    # Control socket and lifeline; nothing of the server, of its clients or of other children.
-    assert sorted(target.split(":")[0] for target in own.values()) == ["pipe", "socket"]
+    # Control socket, lifeline, and the page of live facts with its mapping; nothing of the server,
+    # of its clients or of other children.
+    kinds = ["/memfd", "/memfd", "pipe", "socket"]
+    assert sorted(target.split(":")[0] for target in own.values()) == kinds
     others = [target for number, target in second[0] if number > 2]
-    assert sorted(target.split(":")[0] for target in others) == ["pipe", "socket"]
+    assert sorted(target.split(":")[0] for target in others) == kinds
 
 
 def test_server_has_one_thread_and_no_device(server: ForkServer, group: Group) -> None:
@@ -299,7 +301,7 @@ def test_starts_that_wait_for_the_import_can_be_cancelled(
 
 
 @pytest.mark.parametrize("limit", [32, 64])
-def test_limit_of_open_files_is_named(group: Group, limit: int) -> None:
+def test_too_many_open_files_are_told_with_what_raises_the_limit(group: Group, limit: int) -> None:
     server = ForkServer.start(preload=())
     wait_until(lambda: server.preloaded is not None)
     resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (limit, limit))

@@ -12,9 +12,9 @@ import pytest
 from tests.support.child_targets import spec
 from tests.support.processes import seconds_until_all_ended, wait_until
 from vcli.runtime.errors import FailureReport
+from vcli.runtime.exit_status import kernel_exit_code
 from vcli.runtime.messages import ChildMessage, ChildState
 from vcli.runtime.process.child import ChildSpec
-from vcli.runtime.process.exit_status import kernel_exit_code
 from vcli.runtime.process.failures import LOST_EXIT_CODE
 from vcli.runtime.process.fork_owner import ForkServer
 from vcli.runtime.process.group import ChildGroup

@@ -119,6 +119,29 @@ def test_interrupt_of_the_parents_process_group_does_not_reach_children(family: 
         seconds_until_all_ended(family.children, 0.3)
 
 
+def test_program_of_a_test_run_ends_with_it() -> None:
+    """Of the tests' own support: a killed test run leaves no server behind."""
+    script = (
+        "import subprocess, sys\n"
+        "from tests.support.bound import bound\n"
+        "program = [sys.executable, '-c', 'import time; print(flush=True); time.sleep(60)']\n"
+        "child = subprocess.Popen(bound(program), stdout=subprocess.PIPE)\n"
+        "child.stdout.readline()\n"
+        "print(child.pid, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[3],
+    ) as test_run:
+        assert test_run.stdout is not None
+        pid = int(test_run.stdout.readline())
+        test_run.kill()
+    seconds_until_all_ended([pid], 10.0)
+
+
 def test_parent_that_was_gone_before_the_kernel_was_armed_is_noticed() -> None:
     """The kernel signals the moment of the end of file, which is long over here."""
     script = (

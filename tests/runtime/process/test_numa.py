@@ -27,7 +27,7 @@ def test_list_of_cpus_is_read(text: str, cpus: set[int]) -> None:
 
 
 @pytest.mark.skipif(not node_cpus(0), reason="the kernel shows no NUMA node")
-def test_binding_is_in_force_for_the_process_and_its_threads() -> None:
+def test_numa_bind_is_in_force_for_the_process_and_its_threads() -> None:
     policy = run_script(
         "import threading\n"
         "from vcli.runtime.process.numa import bind_to_node, node_cpus\n"
@@ -41,7 +41,7 @@ def test_binding_is_in_force_for_the_process_and_its_threads() -> None:
     assert policy in ("True True", "False False")
 
 
-def test_memory_that_may_not_be_bound_leaves_the_cpus_bound() -> None:
+def test_forbidden_memory_binding_ends_no_worker_and_leaves_its_cpus_bound() -> None:
     # 999 does not exist: the kernel refuses it as it refuses everything to some containers.
     out = run_script(
         "import os, vcli.runtime.process.numa as numa\n"
@@ -52,7 +52,7 @@ def test_memory_that_may_not_be_bound_leaves_the_cpus_bound() -> None:
     assert out.startswith("True False ('memory not bound: ")
 
 
-def test_node_without_usable_cpus_is_told() -> None:
+def test_numa_bind_that_can_do_nothing_is_told_and_not_silent() -> None:
     out = run_script(
         "from vcli.runtime.process.numa import bind_to_node\nprint(bind_to_node(998).problems)\n"
     )

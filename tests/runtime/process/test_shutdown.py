@@ -41,17 +41,15 @@ def is_open(descriptor: int) -> bool:
 
 def test_child_ends_when_its_lifeline_is_closed() -> None:
     group = ready_group(spec("wait"))
-    begin_s = time.monotonic()
     group.shutdown(10.0, asked=False)
-    assert time.monotonic() - begin_s < 1.0
     assert group.exit_codes == (PARENT_GONE_EXIT_CODE,)
 
 
-def test_child_that_ignores_everything_is_killed_within_the_grace() -> None:
+def test_child_that_ignores_everything_is_killed_at_the_end_of_the_grace_window() -> None:
     group = ready_group(spec("ignore_everything"))
     begin_s = time.monotonic()
     group.shutdown(1.0)
-    assert time.monotonic() - begin_s < 1.2
+    assert 0.9 <= time.monotonic() - begin_s < 10.0
     assert group.exit_codes == (-signal.SIGKILL,)
 
 
@@ -139,4 +137,18 @@ def test_end_that_was_asked_for_is_no_failure() -> None:
     failures: list[object] = []
     group = ready_group(spec("wait"), spec("wait"), failures=failures)
     group.shutdown(5.0, asked=False)
+    assert failures == []
+
+
+def test_child_that_ends_as_expected_is_not_called_a_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    failures: list[object] = []
+    group = ready_group(spec("wait"), failures=failures)
+    group.expect_end()
+    with caplog.at_level(logging.INFO, logger="vcli"):
+        os.kill(group.pids[0], signal.SIGKILL)
+        group.shutdown(20.0)
+    assert "killed by SIGKILL" in caplog.text
+    assert "unexpectedly" not in caplog.text
     assert failures == []

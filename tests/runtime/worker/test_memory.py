@@ -68,14 +68,23 @@ AFTER = GpuMemory(
 )
 
 
-def kv_bytes(*, at_start=AT_START, after=AFTER, utilization=0.5):
+def kv_bytes(*, at_start=AT_START, after=AFTER, utilization=0.5, graph_bytes=0):
     return gpu_kv_cache_bytes(
-        at_start=at_start, after_profile=after, gpu_memory_utilization=utilization
+        at_start=at_start,
+        after_profile=after,
+        gpu_memory_utilization=utilization,
+        graph_bytes=graph_bytes,
     )
 
 
 def test_budget_pays_for_weights_peak_and_growth():
     assert kv_bytes() == (40 - 14 - 1) * GIB
+
+
+def test_graphs_are_paid_by_budget_and_by_what_is_free():
+    for utilization in (0.5, 1.0):
+        without = kv_bytes(utilization=utilization)
+        assert kv_bytes(utilization=utilization, graph_bytes=2 * GIB) == without - 2 * GIB
 
 
 def test_memory_of_another_process_is_not_charged_to_the_budget():

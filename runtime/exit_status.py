@@ -1,4 +1,4 @@
-"""How a process ended, asked of the kernel by one that is not its parent.
+"""How a process ended, asked of the kernel by any other process.
 
 Linux keeps the status in the pidfd after the parent has reaped the process (since 6.15).
 """
@@ -32,3 +32,17 @@ def kernel_exit_code(pidfd: int) -> int | None:
         return None
     mask, *_, status = _INFO.unpack(info)
     return os.waitstatus_to_exitcode(status) if mask & _INFO_EXIT else None
+
+
+def exit_code_of(pidfd: int) -> int | None:
+    """The exit code of a process that has ended, which stays to be reaped by its parent.
+
+    Only the parent knows it before that, and the kernel tells it to others after; else None.
+    """
+    try:
+        ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return kernel_exit_code(pidfd)
+    if ended is None:
+        return None
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
