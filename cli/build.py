@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from vcli.cli.cache_fit import check_cache_size, check_machine_holds_cache
+from vcli.cli.device_ids import check_device_ids
 from vcli.diagnostics import has_nvidia_gpu
 from vcli.runtime.config import (
     CacheConfig,
@@ -24,6 +26,9 @@ from vcli.topology import (
     ProcessFacts,
     plan_topology,
 )
+from vcli.topology.attention import AUTO, check_attention_backend
+from vcli.topology.rank_memory import plan_rank_memory
+from vcli.topology.sizes import EXTERNAL_LAUNCHER
 
 _UNITS: Final[Mapping[str, int]] = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _BYTES: Final = re.compile(r"^([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:i?B)?$", re.IGNORECASE)
@@ -51,6 +56,8 @@ _RANGES: Final[Mapping[str, tuple[int, int]]] = {
 #: Longest number that is read as a size: larger ones have no machine.
 _MAX_DIGITS: Final = 18
 _MAX_STAGES_DIGITS: Final = 9
+#: A week: a wait that long is a mistake.
+_MAX_DEADLINE_S: Final = 7 * 86400
 _LOG_LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
@@ -64,12 +71,14 @@ class ModelSettings:
     load_format: str
     seed: int
     device: str
+    attention_backend: str
     enforce_eager: bool
     worker_extension_cls: str | None
-    start_timeout_s: float
     log_level: str
     cache: CacheConfig
     scheduler: SchedulerConfig
+    deadlines: DeadlineConfig
+    device_ids: str | None = None
 
     def __post_init__(self) -> None:
         if self.load_format not in ("safetensors", "dummy"):
@@ -78,6 +87,9 @@ class ModelSettings:
             )
         if self.device not in ("auto", "cpu", "cuda"):
             raise ConfigError(f"device={self.device!r} is unknown", hint="auto, cpu or cuda")
+        check_device_ids(self.device_ids, self.device)
+        if self.attention_backend != AUTO:
+            check_attention_backend(self.attention_backend)
         if self.log_level not in _LOG_LEVELS:
             raise ConfigError(
                 f"log_level={self.log_level!r} is unknown", hint=", ".join(_LOG_LEVELS)
@@ -88,11 +100,7 @@ class ModelSettings:
         if self.max_model_len is not None:
             check_range("--max-model-len", self.max_model_len)
         check_range("--seed", self.seed)
-        if not 0 < self.start_timeout_s < 7 * 86400:
-            raise ConfigError(
-                f"--start-timeout {self.start_timeout_s:g} must be above 0 seconds",
-                hint="--start-timeout 600",
-            )
+        check_deadlines(self.deadlines)
         if not 0 < self.cache.gpu_memory_utilization <= 1:
             raise ConfigError(
                 f"--gpu-memory-utilization {self.cache.gpu_memory_utilization:g} must be "
@@ -117,6 +125,7 @@ def build_engine_config(
     name: str,
     host: HostFacts,
     process: ProcessFacts,
+    visible_devices: str | None = None,
 ) -> EngineConfig:
     """Judge the settings against the model and the host, and plan.
 
@@ -126,13 +135,20 @@ def build_engine_config(
     dtype = resolve_dtype(settings.dtype, spec)
     device_type = resolve_device(settings.device)
     plan = plan_topology(
-        parallel, host=host, process=process, model=spec, dtype=dtype, device_type=device_type
+        parallel,
+        host=host,
+        process=process,
+        model=spec,
+        dtype=dtype,
+        device_type=device_type,
+        flashinfer_available=find_spec("flashinfer") is not None,
+        attention_backend=settings.attention_backend,
     )
     max_model_len = _resolve_length(settings, spec)
     _check_name(settings.served_name if settings.served_name is not None else name)
     check_cache_size(settings.cache, plan, max_model_len)
     check_machine_holds_cache(settings.cache, plan, host, node_rank=parallel.node_rank)
-    return EngineConfig(
+    config = EngineConfig(
         model=ModelConfig(
             path=path,
             served_name=settings.served_name or name,
@@ -147,11 +163,13 @@ def build_engine_config(
         parallel=parallel,
         plan=plan,
         device_type=device_type,
-        deadlines=DeadlineConfig(start_s=settings.start_timeout_s),
+        deadlines=settings.deadlines,
         worker_extension_cls=settings.worker_extension_cls,
         enforce_eager=settings.enforce_eager,
+        visible_devices=visible_devices,
         log_level=settings.log_level,
     )
+    return replace(config, memory_plan=plan_rank_memory(plan, config.memory_limits, host))
 
 
 def refuse_unserved_sizes(parallel: ParallelConfig) -> None:
@@ -166,6 +184,13 @@ def refuse_unserved_sizes(parallel: ParallelConfig) -> None:
         "--decode-context-parallel-size": parallel.dcp > 1,
         "--enable-expert-parallel": parallel.enable_expert_parallel,
     }
+    if parallel.distributed_executor_backend == EXTERNAL_LAUNCHER:
+        whose = f" on each of the {parallel.nnodes} nodes" if parallel.nnodes > 1 else ""
+        raise ConfigError(
+            "--distributed-executor-backend external_launcher: its ranks are processes that "
+            f"torchrun or mpirun started{whose}; serve and launch start the ranks themselves",
+            hint="--distributed-executor-backend mp; or use the engine as a library under torchrun",
+        )
     flags = [flag for flag, is_asked in asked.items() if is_asked]
     if flags:
         raise ConfigError(
@@ -247,6 +272,31 @@ def check_range(flag: str, value: int) -> None:
         raise ConfigError(f"{flag} {value} must be at least {lowest}", hint=f"{flag} {lowest}")
     if value > highest:
         raise ConfigError(f"{flag} {value} must be at most {highest}", hint=f"{flag} {highest}")
+
+
+def check_deadlines(deadlines: DeadlineConfig) -> None:
+    """Whether each deadline is one: above 0 seconds and below a week.
+
+    Raises:
+        ConfigError: one is not; the hint has the flag as it is by default.
+    """
+    usual = DeadlineConfig()
+    for flag, seconds, default_s in (
+        ("--start-timeout", deadlines.start_s, usual.start_s),
+        ("--execute-model-timeout", deadlines.execute_model_s, usual.execute_model_s),
+        ("--stall-timeout", deadlines.stall_s, usual.stall_s),
+    ):
+        if not 0 < seconds < _MAX_DEADLINE_S:
+            raise ConfigError(
+                f"{flag} {seconds:g} must be above 0 seconds and below {_MAX_DEADLINE_S}",
+                hint=f"{flag} {default_s:g}",
+            )
+    if not 0 <= deadlines.drain_s < _MAX_DEADLINE_S:
+        raise ConfigError(
+            f"--shutdown-timeout {deadlines.drain_s:g} must be at least 0 seconds and below "
+            f"{_MAX_DEADLINE_S}",
+            hint="--shutdown-timeout 0 aborts running requests at once",
+        )
 
 
 def _is_count(part: str) -> bool:

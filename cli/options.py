@@ -15,6 +15,10 @@ def _flag(panel: str, *names: str, text: str, **more: Any) -> Any:
     return typer.Option(*names, help=text, rich_help_panel=panel, **more)
 
 
+def _seconds(name: str, text: str) -> Any:
+    return _flag(_START, name, text=text, metavar="SECONDS")
+
+
 Model = Annotated[
     str | None,
     typer.Argument(
@@ -216,6 +220,15 @@ LoadFormat = Annotated[
         metavar="FORMAT",
     ),
 ]
+AttentionBackend = Annotated[
+    str,
+    _flag(
+        _MODEL,
+        "--attention-backend",
+        text="Kernels of attention: auto (decided by the plan), torch, triton or flashinfer.",
+        metavar="NAME",
+    ),
+]
 Seed = Annotated[int, _flag(_MODEL, "--seed", text="Seed of unseeded sampling.", metavar="N")]
 Device = Annotated[str, _flag(_MODEL, "--device", text="auto, cpu or cuda.", metavar="TYPE")]
 
@@ -283,10 +296,16 @@ Port = Annotated[
 ]
 
 StartTimeout = Annotated[
-    float,
-    _flag(
-        _START, "--start-timeout", text="Seconds until every rank must be ready.", metavar="SECONDS"
-    ),
+    float, _seconds("--start-timeout", "Seconds until every rank must be ready.")
+]
+ExecuteModelTimeout = Annotated[
+    float, _seconds("--execute-model-timeout", "Seconds that a step may take before the end.")
+]
+StallTimeout = Annotated[
+    float, _seconds("--stall-timeout", "Seconds until a step, or a busy rank, counts as stuck.")
+]
+ShutdownTimeout = Annotated[
+    float, _seconds("--shutdown-timeout", "Seconds for running requests after ^C or SIGTERM.")
 ]
 NoPreflight = Annotated[
     bool,

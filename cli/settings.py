@@ -5,7 +5,7 @@ from dataclasses import fields
 from typing import Any, Final
 
 from vcli.cli.build import ModelSettings, parse_bytes, parse_partition
-from vcli.runtime.config import CacheConfig, SchedulerConfig
+from vcli.runtime.config import CacheConfig, DeadlineConfig, SchedulerConfig
 from vcli.topology import ParallelConfig
 
 #: Flags that have the name and the meaning of a field.
@@ -15,6 +15,8 @@ _MODEL: Final = (
     "load_format",
     "seed",
     "device",
+    "device_ids",
+    "attention_backend",
     "enforce_eager",
     "worker_extension_cls",
 )
@@ -52,7 +54,12 @@ def model_settings(values: Mapping[str, Any]) -> ModelSettings:
     return ModelSettings(
         **_named(values, _MODEL),
         served_name=values["served_model_name"],
-        start_timeout_s=values["start_timeout"],
+        deadlines=DeadlineConfig(
+            start_s=values["start_timeout"],
+            execute_model_s=values["execute_model_timeout"],
+            stall_s=values["stall_timeout"],
+            drain_s=values["shutdown_timeout"],
+        ),
         log_level=values["log_level"].upper(),
         cache=CacheConfig(
             **_named(values, _CACHE),

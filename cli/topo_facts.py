@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from vcli.cli.device_ids import check_device_ids, own_devices, refuse_hidden_devices
 from vcli.cli.environment import Environment
 from vcli.diagnostics import collect_host_facts, has_nvidia_gpu
-from vcli.topology import ConfigError, HostFacts, PlanWarning
+from vcli.topology import ConfigError, HostFacts, ParallelConfig, PlanWarning
 from vcli.topology.hardware import (
     DEFAULT_GPU,
     NetworkLink,
@@ -51,6 +52,7 @@ class FactsRequest:
     gpus: int | None
     gpu: str | None
     link: str | None
+    device_ids: str | None = None
 
     def __post_init__(self) -> None:
         if self.device not in ("auto", "cpu", "cuda"):
@@ -63,6 +65,13 @@ class FactsRequest:
         if self.device == "cpu" and (self.gpus is not None or self.gpu is not None):
             raise ConfigError(
                 "--device cpu contradicts --gpus and --gpu", hint="leave out one of them"
+            )
+        check_device_ids(self.device_ids, self.device)
+        if self.device_ids is not None and len(self.facts) > 1:
+            raise ConfigError(
+                f"--device-ids {self.device_ids} chooses GPUs of one node, "
+                f"{len(self.facts)} --facts were given",
+                hint="one --facts, or leave out --device-ids",
             )
 
 
@@ -88,9 +97,40 @@ def find_facts(request: FactsRequest, environment: Environment, *, num_ranks: in
     return _live(request, environment, link, num_ranks=num_ranks)
 
 
+def choose_own_devices(
+    facts: TopoFacts,
+    request: FactsRequest,
+    environment: Environment,
+    *,
+    parallel: ParallelConfig | None,
+) -> TopoFacts:
+    """The facts with the GPUs that `--device-ids` names; with `parallel`, enough for its ranks.
+
+    Raises:
+        ConfigError: the flag names what is not there, or too little.
+        UnfitError: CUDA_VISIBLE_DEVICES of this machine is no list that CUDA understands.
+    """
+    typed = request.device_ids
+    if typed is None:
+        return facts
+    # The variable says nothing about a machine that is saved or assumed.
+    environ = environment.environ if facts.is_live else {}
+    if facts.is_live:
+        refuse_hidden_devices(facts.host, environ, problem="")
+    is_guessed = facts.host.is_assumed and request.gpus is None and request.gpu is None
+    if is_guessed or (facts.is_live and facts.device_type != "cuda"):
+        raise ConfigError(
+            f"--device-ids {typed}: no GPU is seen on {facts.host.hostname}",
+            hint="--gpus 8 to assume some, or leave out --device-ids",
+        )
+    chosen = own_devices(facts.host, typed, environ, parallel=parallel)
+    return replace(facts, hosts=(chosen.host,))
+
+
 def collect_facts(environment: Environment) -> tuple[HostFacts, str]:
     """Everything about this machine, and why its GPUs are known less than they could be."""
-    from vcli.diagnostics.network import collect_nics, collect_numa_cpus
+    from vcli.diagnostics.host import collect_numa_cpus
+    from vcli.diagnostics.network import collect_nics
 
     host = replace(collect_host_facts(), nics=collect_nics(), numa_cpus=collect_numa_cpus())
     if not has_nvidia_gpu():

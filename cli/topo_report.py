@@ -52,6 +52,7 @@ def make_report(
     *,
     model: TopoModel | None,
     dtype: str | None,
+    attention_backend: str,
     workload: Workload,
     max_model_len: int | None = None,
 ) -> TopoReport:
@@ -71,6 +72,7 @@ def make_report(
         device_type=facts.device_type,
         # Another machine is taken to have what the plan would use.
         flashinfer_available=not facts.is_live or find_spec("flashinfer") is not None,
+        attention_backend=attention_backend,
     )
     num_local = max((len(node.ranks) for node in plan.nodes), default=0)
     if facts.device_type == "cuda":

@@ -8,7 +8,14 @@ from typing import Any, Final
 from vcli.cli.build import check_range, resolve_dtype
 from vcli.cli.environment import Environment
 from vcli.cli.output import Output
-from vcli.cli.topo_facts import FactsRequest, TopoFacts, collect_facts, find_facts, save_facts
+from vcli.cli.topo_facts import (
+    FactsRequest,
+    TopoFacts,
+    choose_own_devices,
+    collect_facts,
+    find_facts,
+    save_facts,
+)
 from vcli.cli.topo_model import TopoModel, read_topo_model
 from vcli.cli.topo_report import TopoReport, make_report, report_to_json
 from vcli.topology import ConfigError, ParallelConfig
@@ -71,6 +78,7 @@ class TopoSession:
     sizes: ParallelSizes
     model_name: str | None
     dtype: str
+    attention_backend: str
     max_model_len: int | None
     machines: FactsRequest
     workload: Workload
@@ -247,7 +255,8 @@ class TopoSession:
 
     def _facts(self, config: ParallelConfig | None) -> TopoFacts:
         num_ranks = config.local_world_size * config.node_data_parallel_size if config else 8
-        return find_facts(self.machines, self.environment, num_ranks=num_ranks)
+        facts = find_facts(self.machines, self.environment, num_ranks=num_ranks)
+        return choose_own_devices(facts, self.machines, self.environment, parallel=config)
 
     def _report(
         self, config: ParallelConfig, facts: TopoFacts, model: TopoModel | None
@@ -257,6 +266,7 @@ class TopoSession:
             facts,
             model=model,
             dtype=resolve_dtype(self.dtype, model.spec) if model else None,
+            attention_backend=self.attention_backend,
             workload=self.workload,
             max_model_len=self.max_model_len,
         )

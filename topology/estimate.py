@@ -14,7 +14,7 @@ from vcli.topology.groups import GroupKind
 from vcli.topology.layers import layer_ranges
 from vcli.topology.links import COMPUTE_EFFICIENCY, MEMORY_EFFICIENCY, Hardware
 from vcli.topology.memory import dtype_bytes, kv_bytes_per_token, rank_parameters
-from vcli.topology.memory_fit import activation_bytes, gpu_kv_budget
+from vcli.topology.memory_fit import activation_bytes, gpu_kv_budget, graph_bytes
 from vcli.topology.model_spec import ModelSpec
 from vcli.topology.padding import cut_sizes
 from vcli.topology.plan import TopologyPlan
@@ -134,6 +134,7 @@ def replica_kv_tokens(
             activation_bytes=activation,
             kv_bytes_per_token=kv_bytes_per_token(spec, sizes, pp_rank=stage, dtype=dtype),
             block_size=workload.block_size,
+            graph_bytes=graph_bytes(spec, sizes, dtype=dtype, max_num_seqs=workload.max_num_seqs),
         ).num_tokens
         for stage in range(sizes.pp)
     )

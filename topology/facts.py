@@ -48,7 +48,11 @@ class JsonFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFacts(JsonFacts):
-    """One visible GPU; `index` counts visible devices, `None` means not known."""
+    """One GPU that a launch may use; `None` means not known.
+
+    `index` is its place among those, `visible_index` its place within CUDA_VISIBLE_DEVICES,
+    `physical_index` NVML's number; see `devices`.
+    """
 
     index: int
     name: str = "unknown GPU"
@@ -61,6 +65,8 @@ class GpuFacts(JsonFacts):
     is_mig: bool = False
     pci_path: tuple[str, ...] = ()
     """PCI addresses from the root complex down to the device, as sysfs has them."""
+    visible_index: int | None = None
+    physical_index: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

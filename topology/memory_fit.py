@@ -7,6 +7,8 @@ beside them is an estimate, named as such.
 from dataclasses import dataclass
 from typing import Final
 
+from vcli.topology.graph_sizes import graph_sizes
+from vcli.topology.layers import layer_ranges
 from vcli.topology.memory import dtype_bytes, local_heads
 from vcli.topology.model_spec import ModelSpec
 from vcli.topology.padding import cut_sizes
@@ -19,6 +21,13 @@ GPU_CONTEXT_BYTES: Final = 600 * _MIB
 GPU_LIBRARY_BYTES: Final = 200 * _MIB
 #: Left free besides everything counted, however large the allowed part is.
 GPU_RESERVE_BYTES: Final = 150 * _MIB
+#: What the driver keeps of a layer's kernels in one CUDA graph: about ten of them, 12 KiB each.
+GRAPH_LAYER_BYTES: Final = 120 << 10
+#: Workspace of cuBLAS for the stream on which graphs are captured.
+GRAPH_WORKSPACE_BYTES: Final = 32 * _MIB
+#: Bytes for each logit of a step while it is sampled with top-p: the logits and a copy in float32,
+#: sorted values with their places (4 + 8), and what the sort itself needs.
+SAMPLING_BYTES: Final = 40
 #: Part of a CPU node's free memory that the KV caches of all its ranks may fill.
 CPU_CACHE_PART: Final = 0.25
 
@@ -45,8 +54,9 @@ def activation_bytes(
 ) -> int:
     """An estimate of the most that the activations of a step of `num_tokens` take on a rank.
 
-    Of one layer: residual and hidden states, queries, keys and values, the two halves of the MLP
-    and their product; at the end the logits of one row per request in float32 and in `dtype`.
+    The larger of two moments. In a layer: residual and hidden states, queries, keys and values, the
+    two halves of the MLP and their product. At the end: a row of logits for each request, which
+    takes `SAMPLING_BYTES` for each of them while it is sampled.
     """
     heads = local_heads(spec, parallel.tp)
     attention = (2 * heads.num_heads + 2 * heads.num_kv_heads) * spec.head_size
@@ -56,8 +66,24 @@ def activation_bytes(
         width = max(width, spec.moe.num_experts_per_token * spec.moe.intermediate_size)
     number = dtype_bytes(dtype)
     per_token = (3 * spec.hidden_size + max(attention, 3 * width)) * number
-    logits = num_requests * cut.vocab_size * (4 + number)
-    return num_tokens * per_token + logits
+    return max(num_tokens * per_token, num_requests * cut.vocab_size * SAMPLING_BYTES)
+
+
+def graph_bytes(spec: ModelSpec, parallel: ParallelSizes, *, dtype: str, max_num_seqs: int) -> int:
+    """An estimate of what the CUDA graphs of decode steps take on a rank; 0 where there are none.
+
+    Each graph keeps its kernels and its logits. The activations of the largest one are shared.
+    """
+    if parallel.pp > 1 or spec.is_moe:
+        return 0
+    sizes = graph_sizes(max_num_seqs)
+    num_layers = len(layer_ranges(spec.num_layers, parallel.pp, None)[0])
+    kernels = len(sizes) * num_layers * GRAPH_LAYER_BYTES
+    cut, number = cut_sizes(spec, parallel), dtype_bytes(dtype)
+    logits = sum(sizes) * (cut.vocab_size // parallel.tp) * number
+    width = max(cut.intermediate_size // parallel.tp, spec.hidden_size)
+    activations = sizes[-1] * 3 * (spec.hidden_size + width) * number
+    return kernels + logits + activations + GRAPH_WORKSPACE_BYTES
 
 
 def gpu_kv_budget(
@@ -68,17 +94,20 @@ def gpu_kv_budget(
     activation_bytes: int,
     kv_bytes_per_token: int,
     block_size: int,
+    graph_bytes: int = 0,
+    free_bytes: int | None = None,
 ) -> KvBudget:
-    """What a GPU of `memory_bytes` leaves for KV.
+    """What a GPU of `memory_bytes` leaves for KV, of which `free_bytes` are free (None: all).
 
-    The allowed part pays for weights, activations and libraries; beside it, context and reserve
-    must find room in the whole.
+    The allowed part pays for weights, activations, graphs and libraries; beside it, context and
+    reserve must find room in what is free.
     """
-    used = weight_bytes + activation_bytes
+    used = weight_bytes + activation_bytes + graph_bytes
+    free = memory_bytes if free_bytes is None else free_bytes
     by_part = int(memory_bytes * utilization) - used - GPU_LIBRARY_BYTES
-    by_whole = memory_bytes - used - GPU_CONTEXT_BYTES - GPU_RESERVE_BYTES
-    left = max(0, min(by_part, by_whole))
-    other = activation_bytes + GPU_LIBRARY_BYTES
+    by_free = free - used - GPU_CONTEXT_BYTES - GPU_RESERVE_BYTES
+    left = max(0, min(by_part, by_free))
+    other = activation_bytes + graph_bytes + GPU_LIBRARY_BYTES
     return _budget(
         device=memory_bytes,
         weights=weight_bytes,

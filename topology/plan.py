@@ -30,9 +30,11 @@ class RankPlan:
 
     `rank` counts within its replica, `global_rank` within its torch world (equal unless replicas
     share a world); the ranks of `groups` are global ones. `local_rank` counts the ranks of the
-    replica on its node, `device_index` is the visible device. `layer_span` is [start, end), None
-    without a model. `nic` is the adapter nearest to the device and `nic_way` the way to it, as
-    `nvidia-smi topo` writes it.
+    replica on its node. `device_index` is the device as its process numbers it (cuda:i),
+    `visible_index` its place in the user's CUDA_VISIBLE_DEVICES, `physical_index` NVML's number and
+    `device_uuid` its name; these three are known for the ranks of this node only. `layer_span` is
+    [start, end), None without a model. `nic` is the adapter nearest to the device and `nic_way` the
+    way to it, as `nvidia-smi topo` writes it.
     """
 
     rank: int
@@ -56,6 +58,9 @@ class RankPlan:
     nic_way: str | None = None
     bound_numa_node: int | None = None
     """The NUMA node that the process is kept on; None: it is free."""
+    visible_index: int | None = None
+    physical_index: int | None = None
+    device_uuid: str = ""
 
     def group(self, kind: GroupKind | str) -> GroupMembership | None:
         """The group of this kind that the rank belongs to; None where the plan has no such kind."""

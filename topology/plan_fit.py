@@ -5,7 +5,13 @@ from dataclasses import dataclass
 from vcli.topology.estimate import Workload
 from vcli.topology.facts import HostFacts
 from vcli.topology.links import Hardware
-from vcli.topology.memory_fit import KvBudget, activation_bytes, cpu_kv_budget, gpu_kv_budget
+from vcli.topology.memory_fit import (
+    KvBudget,
+    activation_bytes,
+    cpu_kv_budget,
+    gpu_kv_budget,
+    graph_bytes,
+)
 from vcli.topology.plan import PlanWarning, RankMemory, TopologyPlan
 
 
@@ -87,6 +93,12 @@ def _budget(
             ),
             kv_bytes_per_token=item.kv_bytes_per_token,
             block_size=workload.block_size,
+            graph_bytes=graph_bytes(
+                plan.model,
+                plan.config,
+                dtype=plan.dtype or plan.model.dtype,
+                max_num_seqs=workload.max_num_seqs,
+            ),
         )
     free = host.usable_memory_bytes if host else None
     if free is None:

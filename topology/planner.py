@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from vcli.topology.allreduce import decide_all_reduce
-from vcli.topology.attention import decide_attention_backend
+from vcli.topology.attention import AUTO, check_attention_backend, decide_attention_backend
 from vcli.topology.backend import choose_backend
 from vcli.topology.channels import descriptors_needed, node_channels
 from vcli.topology.config import ParallelConfig
@@ -51,15 +51,15 @@ def plan_topology(
     dtype: str | None = None,
     device_type: str = "cpu",
     flashinfer_available: bool = False,
+    attention_backend: str = AUTO,
 ) -> TopologyPlan:
     """The plan of a deployment.
 
-    Without `host` nothing is refused because of hardware; all nodes are taken to be like it. A
-    `model` decides whether there are experts, and its dtype holds unless `dtype` is given. Sizes of
-    it that do not divide by the TP size are padded with zeros.
+    Without `host` nothing is refused because of hardware; all nodes are taken to be like it. The
+    `model` has experts or not, and a type unless `dtype` is given; what TP cannot cut is padded.
 
     Raises:
-        ConfigError: an unknown name, or a model that cannot be cut into these sizes.
+        ConfigError: an unknown name, or a model that cannot be cut or computed like this.
         PlacementError: the host has too few devices.
     """
     process = process or ProcessFacts()
@@ -86,7 +86,7 @@ def plan_topology(
         start_method=start_method,
         rendezvous=rendezvous,
         all_reduce=_all_reduce(config, device_type, host),
-        attention=_attention(model, dtype, device_type, flashinfer_available),
+        attention=_attention(attention_backend, model, dtype, device_type, flashinfer_available),
         omp_num_threads=omp_num_threads,
         group_table=tuple(groups.items()),
         ranks=ranks,
@@ -147,8 +147,14 @@ def _all_reduce(
 
 
 def _attention(
-    model: ModelSpec | None, dtype: str | None, device_type: str, flashinfer_available: bool
+    requested: str,
+    model: ModelSpec | None,
+    dtype: str | None,
+    device_type: str,
+    flashinfer_available: bool,
 ) -> Decision[str] | None:
+    if requested != AUTO:
+        check_attention_backend(requested)
     if model is None:
         return None
     return decide_attention_backend(
@@ -156,6 +162,7 @@ def _attention(
         dtype=dtype or model.dtype,
         head_size=model.head_size,
         flashinfer_available=flashinfer_available,
+        requested=requested,
     )
 
 
@@ -180,9 +187,8 @@ def _rank_plans(
     memberships = group_memberships(groups_by_kind, config.torch_world)
     dp, pp, pcp, tp, dcp = config.dp, config.pp, config.pcp, config.tp, config.dcp
     ep, output_rank = config.expert_parallel_size, config.output_rank
-    gpus = host.gpus if host else ()
-    numa_nodes = {gpu.index: gpu.numa_node for gpu in gpus}
-    nics = {gpu.index: nearest_nic(gpu, host) for gpu in gpus} if host else {}
+    by_index = {gpu.index: gpu for gpu in (host.gpus if host else ())}
+    nics = {index: nearest_nic(gpu, host) for index, gpu in by_index.items()} if host else {}
     plans = []
     for place in placements:
         pp_rank, in_stage = divmod(place.rank, pcp * tp)
@@ -190,6 +196,9 @@ def _rank_plans(
         groups = memberships[place.global_rank]
         in_group = {group.kind: group.rank_in_group for group in groups}
         nic = nics.get(place.device_index)
+        gpu = by_index.get(place.device_index)
+        # The devices of other nodes have numbers and names of their own.
+        own = gpu if place.node_rank == config.own_node_rank else None
         title = titled(
             "Worker",
             ("DP", place.dp_rank, dp),
@@ -211,7 +220,7 @@ def _rank_plans(
                 node_rank=place.node_rank,
                 local_rank=place.local_rank,
                 device_index=place.device_index,
-                numa_node=numa_nodes.get(place.device_index),
+                numa_node=gpu.numa_node if gpu else None,
                 is_driver=tp_rank == 0,
                 is_output=place.rank == output_rank,
                 layer_span=spans[pp_rank] if spans else None,
@@ -220,6 +229,9 @@ def _rank_plans(
                 omp_num_threads=omp_num_threads,
                 nic=nic[0].name if nic else None,
                 nic_way=nic[1] if nic else None,
+                visible_index=own.visible_index if own else None,
+                physical_index=own.physical_index if own else None,
+                device_uuid=own.uuid if own else "",
             )
         )
     return tuple(plans)

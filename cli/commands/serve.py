@@ -4,13 +4,15 @@ import typer
 
 from vcli.cli import options
 from vcli.cli.build import refuse_unserved_sizes
+from vcli.cli.device_ids import DeviceIds
 from vcli.cli.node_session import NodeSession
 from vcli.cli.output import Output
 from vcli.cli.serve_session import ServeSession
 from vcli.cli.settings import model_settings, parallel_config
-from vcli.runtime.config import CacheConfig, SchedulerConfig
+from vcli.runtime.config import CacheConfig, DeadlineConfig, SchedulerConfig
 
 _CACHE = CacheConfig()
+_DEADLINES = DeadlineConfig()
 _SCHEDULER = SchedulerConfig()
 
 
@@ -40,6 +42,8 @@ def serve(
     load_format: options.LoadFormat = "safetensors",
     seed: options.Seed = 0,
     device: options.Device = "auto",
+    device_ids: DeviceIds = None,
+    attention_backend: options.AttentionBackend = "auto",
     kv_cache_memory: options.KvCacheMemory = None,
     gpu_memory_utilization: options.GpuMemoryUtilization = _CACHE.gpu_memory_utilization,
     block_size: options.BlockSize = _CACHE.block_size,
@@ -50,7 +54,10 @@ def serve(
     async_scheduling: options.AsyncScheduling = None,
     host: options.Host = "127.0.0.1",
     port: options.Port = 8000,
-    start_timeout: options.StartTimeout = 600.0,
+    start_timeout: options.StartTimeout = _DEADLINES.start_s,
+    execute_model_timeout: options.ExecuteModelTimeout = _DEADLINES.execute_model_s,
+    stall_timeout: options.StallTimeout = _DEADLINES.stall_s,
+    shutdown_timeout: options.ShutdownTimeout = _DEADLINES.drain_s,
     no_preflight: options.NoPreflight = False,
     dry_run: options.DryRun = False,
     worker_extension_cls: options.WorkerExtension = None,

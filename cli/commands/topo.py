@@ -9,6 +9,7 @@ import typer
 
 from vcli.cli import options, topo_options
 from vcli.cli.build import parse_partition
+from vcli.cli.device_ids import DeviceIds
 from vcli.cli.views.layout import layout_view
 from vcli.topology import ConfigError
 from vcli.topology.sizes import ParallelSizes
@@ -42,6 +43,8 @@ def topo(
     pp_layer_partition: options.LayerPartition = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
+    device_ids: DeviceIds = None,
+    attention_backend: options.AttentionBackend = "auto",
     max_model_len: options.MaxModelLen = None,
     gpu_memory_utilization: options.GpuMemoryUtilization = 0.9,
     block_size: options.BlockSize = 16,
@@ -80,8 +83,16 @@ def topo(
         sizes=sizes,
         model_name=model,
         dtype=dtype,
+        attention_backend=attention_backend,
         max_model_len=max_model_len,
-        machines=FactsRequest(device=device, facts=facts or (), gpus=gpus, gpu=gpu, link=link),
+        machines=FactsRequest(
+            device=device,
+            device_ids=device_ids,
+            facts=facts or (),
+            gpus=gpus,
+            gpu=gpu,
+            link=link,
+        ),
         workload=Workload(
             num_requests=batch,
             context_tokens=context_tokens,

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from vcli.cli.views.devices import short_uuid
 from vcli.cli.views.text import columns, group_text, plural, short_list
 from vcli.topology import RankPlan, TopologyPlan
 
@@ -87,6 +88,7 @@ def _columns(
         numbers("gpu" if plan.device_type == "cuda" else "dev", 99, "device_index"),
         numbers("rank", 98, "rank"),
     ]
+    listed += _device_columns(plan, rows)
     if any(rank.local_rank != rank.device_index for rank in plan.ranks):
         listed.append(numbers("local", 50, "local_rank"))
     if any(rank.global_rank != rank.rank for rank in plan.ranks):
@@ -112,6 +114,27 @@ def _columns(
     listed.append(Column(header="title", cells=titles, priority=30))
     marks = tuple("replies" if any(rank.is_output for rank in row) else "" for row in rows)
     return [*listed, Column(header="", cells=marks, priority=95)]
+
+
+def _device_columns(plan: TopologyPlan, rows: Sequence[Sequence[RankPlan]]) -> list[Column]:
+    """Visible and physical numbers where they are not the logical ones; what UUIDs are known."""
+
+    def cells(numbers: Sequence[Sequence[int | None]]) -> tuple[str, ...]:
+        known = [[number for number in row if number is not None] for row in numbers]
+        return tuple(short_list(row) if row else "-" for row in known)
+
+    found = []
+    if any(rank.visible_index not in (None, rank.device_index) for rank in plan.ranks):
+        visible = cells([[rank.visible_index for rank in row] for row in rows])
+        found.append(Column(header="visible", cells=visible, priority=75))
+    if any(rank.physical_index not in (None, rank.device_index) for rank in plan.ranks):
+        physical = cells([[rank.physical_index for rank in row] for row in rows])
+        found.append(Column(header="physical", cells=physical, priority=76))
+    if any(rank.device_uuid for rank in plan.ranks):
+        uuids = [[short_uuid(rank.device_uuid) or "-" for rank in row] for row in rows]
+        names = tuple(_first_and_last(row) for row in uuids)
+        found.append(Column(header="uuid", cells=names, priority=25))
+    return found
 
 
 def _group_columns(rows: Sequence[Sequence[RankPlan]]) -> list[Column]:

@@ -5,10 +5,17 @@ import time
 from collections.abc import Sequence
 
 from vcli.cli.output import Output
+from vcli.cli.views.memory import measured_lines
 from vcli.cli.views.text import rank_list
 from vcli.cli.views.timeline import StartupTimeline, timeline_lines
 from vcli.runtime.errors import FailureReport
-from vcli.runtime.messages import ChildMessage, ChildReady, ChildState, GroupReport
+from vcli.runtime.messages import (
+    ChildMessage,
+    ChildReady,
+    ChildState,
+    GroupReport,
+    MemoryReport,
+)
 from vcli.topology import TopologyPlan
 
 _SLOW_LINE_S = 15.0
@@ -54,6 +61,12 @@ class StartupView:
         with self._lock:
             for report in reports:
                 self._line(_group_line(report))
+
+    def on_memory(self, reports: Sequence[MemoryReport]) -> None:
+        """Say where the memory of the ranks went, and what was planned otherwise."""
+        with self._lock:
+            for line in measured_lines(reports):
+                self._line(line)
 
     def on_serving(self, url: str, kv_tokens: int) -> None:
         """Say that requests are welcome, and how to send the first."""

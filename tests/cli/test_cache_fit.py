@@ -7,7 +7,7 @@ import pytest
 from tests.support.topo_runs import SMOLLM2
 from vcli.cli.build import ModelSettings, build_engine_config
 from vcli.cli.cache_fit import cache_notes
-from vcli.runtime.config import CacheConfig, EngineConfig, SchedulerConfig
+from vcli.runtime.config import CacheConfig, DeadlineConfig, EngineConfig, SchedulerConfig
 from vcli.topology import (
     ConfigError,
     HostFacts,
@@ -37,12 +37,13 @@ def _configured(
         load_format="safetensors",
         seed=0,
         device="cpu",
+        attention_backend="auto",
         enforce_eager=False,
         worker_extension_cls=None,
-        start_timeout_s=60,
         log_level="INFO",
         cache=CacheConfig(kv_cache_memory_bytes=asked),
         scheduler=SchedulerConfig(max_num_seqs=max_num_seqs),
+        deadlines=DeadlineConfig(),
     )
     return build_engine_config(
         settings,

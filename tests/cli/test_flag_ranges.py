@@ -50,6 +50,7 @@ def _run(arguments: list[str]) -> tuple[int, str]:
         (["serve", "--dry-run", "--max-num-batched-tokens", _NINES], "--max-num-batched-tokens"),
         (["serve", "--dry-run", "--max-num-seqs", _NINES], "--max-num-seqs"),
         (["serve", "--dry-run", "--max-model-len", _NINES], "--max-model-len"),
+        (["serve", "--dry-run", "--attention-backend", "xyz"], "--attention-backend 'xyz'"),
         (["serve", "--dry-run", "--port", "-1"], "--port -1 must be at least 0"),
         (["serve", "--dry-run", "--port", "65536"], "--port 65536 must be at most 65535"),
         (["serve", "--dry-run", "--kv-cache-memory", "9" * 400], "--kv-cache-memory"),

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from vcli.cli.build import ModelSettings
 from vcli.cli.environment import Environment
 from vcli.cli.main import main
+from vcli.cli.serve_session import ServeSession
+from vcli.runtime.config import DeadlineConfig
 
 
 class Ran:
@@ -46,6 +49,20 @@ class Ran:
         (["serve", "--max-num-seqs", "0"], "--max-num-seqs 0", "--max-num-seqs 1"),
         (["serve", "--max-num-batched-tokens", "4"], "--max-num-batched-tokens 4", ""),
         (["serve", "--start-timeout", "-1"], "--start-timeout -1", "600"),
+        (["serve", "--execute-model-timeout", "0"], "--execute-model-timeout 0", "300"),
+        (["serve", "--stall-timeout", "nan"], "--stall-timeout nan", "--stall-timeout 60"),
+        (["serve", "--shutdown-timeout", "-1"], "--shutdown-timeout -1", "--shutdown-timeout 0"),
+        (["launch", "--stall-timeout", "inf"], "--stall-timeout inf", "--stall-timeout 60"),
+        (
+            ["serve", "--distributed-executor-backend", "external_launcher", "-tp", "2"],
+            "torchrun or mpirun started; serve and launch start the ranks themselves",
+            "--distributed-executor-backend mp",
+        ),
+        (
+            ["launch", "--distributed-executor-backend", "external_launcher", "-tp", "2", "-n=2"],
+            "started on each of the 2 nodes; serve and launch start the ranks themselves",
+            "--distributed-executor-backend mp",
+        ),
     ],
 )
 def test_bad_input_gives_one_message_a_hint_and_exit_2(
@@ -58,6 +75,24 @@ def test_bad_input_gives_one_message_a_hint_and_exit_2(
     assert hint in ran.err
     assert ran.err.count("error: ") == 1
     assert "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize("command", ["serve", "launch"])
+def test_deadlines_that_are_typed_are_those_of_the_engine(
+    monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    built: list[ModelSettings] = []
+
+    def show_plan(session: ServeSession, model: str | None, **_: object) -> int:
+        built.append(session.settings)
+        return 0
+
+    monkeypatch.setattr(ServeSession, "show_plan", show_plan)
+    flags = "--start-timeout 1 --execute-model-timeout 2 --stall-timeout 3.5 --shutdown-timeout 0"
+    assert Ran([command, "--dry-run", *flags.split()]).status == 0
+    assert Ran([command, "--dry-run"]).status == 0
+    typed = DeadlineConfig(start_s=1, execute_model_s=2, stall_s=3.5, drain_s=0)
+    assert [settings.deadlines for settings in built] == [typed, DeadlineConfig()]
 
 
 def test_topo_shows_the_groups_of_tp2_pp4() -> None:

@@ -1,6 +1,7 @@
 """Closed and full output: the exit status says it, and nobody sees a traceback."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -45,6 +46,22 @@ def test_a_lost_stream_does_not_change_what_happens(redirection: str) -> None:
     refused = _vcli(f"topo -tp 0 {redirection}")
     assert (done.returncode, refused.returncode) == (0, 2)
     assert "Traceback" not in done.stderr + refused.stderr
+
+
+@pytest.mark.parametrize("words", ["--help", "serve --help", "topo -tp 64 --json", "version"])
+def test_a_reader_that_has_enough_is_no_failure(words: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)  # as of `head` that has left already
+    ran = subprocess.run(
+        [sys.executable, "-m", "vcli.cli", *words.split()],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    os.close(writer)
+    assert (ran.returncode, ran.stderr) == (0, "")
 
 
 def test_a_result_is_whole_where_only_stderr_is_lost() -> None:

@@ -108,7 +108,7 @@ def test_memory_has_the_tokens_that_fit(tmp_path: Path) -> None:
 
 def test_too_little_memory_for_one_sequence_is_told(tmp_path: Path) -> None:
     folder = model_folder(tmp_path)
-    arguments = [str(folder), "--gpus", "1", "--gpu", "l4", "--gpu-memory-utilization", "0.7"]
+    arguments = [str(folder), "--gpus", "1", "--gpu", "l4", "--gpu-memory-utilization", "0.76"]
 
     assert "FIT-04" in warning_ids(arguments)
     assert "FIT-04" not in warning_ids([*arguments, "--max-model-len", "2048"])
@@ -471,3 +471,12 @@ def test_no_view_loads_a_heavy_module(view: list[str], tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
 
     assert done.stderr.splitlines()[-1] == "[] 0"
+
+
+@pytest.mark.parametrize(
+    ("typed", "value"), [([], "triton"), (["--attention-backend", "flashinfer"], "flashinfer")]
+)
+def test_attention_backend_is_the_typed_one(tmp_path: Path, typed: list[str], value: str) -> None:
+    folder = model_folder(tmp_path / "m")
+    decisions = run_topo([str(folder), *H200, *typed, "--json"]).document["decisions"]
+    assert {decision["name"]: decision["value"] for decision in decisions}["attention"] == value

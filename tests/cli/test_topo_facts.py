@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from vcli.diagnostics.gpu import collect_gpus
-from vcli.diagnostics.network import collect_nics, collect_numa_cpus, parse_cpu_list
+from vcli.diagnostics.host import collect_numa_cpus, parse_cpu_list
+from vcli.diagnostics.network import collect_nics
 
 
 class NVMLError(Exception):

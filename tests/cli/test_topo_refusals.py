@@ -46,6 +46,7 @@ SIZES = [
         "needs one of mp, uni, external_launcher",
         "mp",
     ),
+    (["--attention-backend", "xyz"], "'xyz' is unknown", "auto, torch, flashinfer, triton"),
     (["--start-method", "clone"], "'clone' is unknown", "spawn, fork, forkserver"),
     (["-pp", "2", "--pp-layer-partition", "8"], "must be 2 numbers", "leave it out"),
 ]
@@ -57,6 +58,12 @@ MODELS = [
     (LLAMA_8B, ["-tp", "8", "-dcp", "2"], "as many replicas of each KV head", ": 1"),
     (LLAMA_8B, ["-tp", "32", "-dcp", "8"], "as many replicas of each KV head", ": 1, 2, 4"),
     (LLAMA_8B, ["--max-model-len", "9000"], "above the model's 8192", "--max-model-len 8192"),
+    (
+        LLAMA_8B,
+        ["--attention-backend", "triton", "--device", "cpu"],
+        "Triton needs CUDA, the device is cpu",
+        "--attention-backend auto",
+    ),
     (LLAMA_8B, ["--dtype", "int4"], "'int4' is not supported", "bfloat16"),
     (SMOLLM2, ["-tp", "8"], "would be padded to 8, more than 2 times", ": 4, 5, 6, 9"),
     (QWEN3_MOE, ["-dp", "129", "-ep"], "more than the 128 experts", "lower"),

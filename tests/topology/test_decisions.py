@@ -5,6 +5,7 @@ import pytest
 from vcli.topology import (
     DEFAULT_START_METHOD,
     ConfigError,
+    Decision,
     HostFacts,
     LinkFacts,
     ParallelConfig,
@@ -17,6 +18,7 @@ from vcli.topology import (
     decide_omp_num_threads,
     decide_start_method,
 )
+from vcli.topology.attention import AttentionBackendName
 
 
 @pytest.mark.parametrize("requested", [None, "auto"])
@@ -210,23 +212,61 @@ def test_all_reduce_keeps_off_a_link_that_does_not_work() -> None:
     assert all_reduce(links=(LinkFacts(first=0, second=5, is_verified=False),))[0] == "symm_mem"
 
 
-def test_attention_backend_names_all_that_stands_against_flashinfer() -> None:
-    on_gpu = decide_attention_backend(
-        device_type="cuda", dtype="bfloat16", head_size=128, flashinfer_available=True
-    )
-    awkward = decide_attention_backend(
-        device_type="cuda", dtype="float32", head_size=80, flashinfer_available=False
-    )
-    on_cpu = decide_attention_backend(
-        device_type="cpu", dtype="bfloat16", head_size=64, flashinfer_available=True
+def attention(
+    requested: str = "auto",
+    *,
+    device_type: str = "cuda",
+    dtype: str = "bfloat16",
+    head_size: int = 128,
+    flashinfer_available: bool = True,
+) -> Decision[AttentionBackendName]:
+    return decide_attention_backend(
+        device_type=device_type,
+        dtype=dtype,
+        head_size=head_size,
+        flashinfer_available=flashinfer_available,
+        requested=requested,
     )
 
-    assert on_gpu.value == "flashinfer"
-    assert (awkward.value, len(awkward.reasons)) == ("torch", 3)
-    assert (on_cpu.value, on_cpu.reasons) == (
-        "torch",
-        ("FlashInfer needs CUDA, the device is cpu",),
-    )
+
+def test_attention_is_triton_on_gpus_and_names_all_that_stands_against_it() -> None:
+    assert attention().value == "triton"
+    assert attention(dtype="float16", flashinfer_available=False).value == "triton"
+    awkward = attention(dtype="float32", head_size=80)
+    on_cpu = attention(device_type="cpu")
+    assert (awkward.value, len(awkward.reasons)) == ("torch", 2)
+    assert (on_cpu.value, on_cpu.reasons) == ("torch", ("Triton needs CUDA, the device is cpu",))
+
+
+@pytest.mark.parametrize("name", ["torch", "triton", "flashinfer"])
+def test_a_requested_attention_backend_is_taken(name: str) -> None:
+    decision = attention(name)
+    assert decision.value == name
+    assert decision.reasons == ("asked for; cuda, bfloat16, head size 128",)
+
+
+def test_torch_attention_can_do_anything() -> None:
+    assert attention("torch", device_type="cpu", dtype="float32", head_size=80).value == "torch"
+
+
+@pytest.mark.parametrize("name", ["triton", "flashinfer"])
+def test_an_attention_backend_that_cannot_do_the_shape_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"--attention-backend {name}: .* device is cpu"):
+        attention(name, device_type="cpu")
+    with pytest.raises(ConfigError, match=r"not float32; .* not 80"):
+        attention(name, dtype="float32", head_size=80)
+
+
+def test_flashinfer_that_is_not_installed_is_refused_with_the_command_that_installs_it() -> None:
+    with pytest.raises(ConfigError, match="not installed") as caught:
+        attention("flashinfer", flashinfer_available=False)
+    assert "pip install 'vcli-toolkit[gpu]'" in caught.value.hint
+
+
+def test_an_unknown_attention_backend_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="'xformers' is unknown") as caught:
+        attention("xformers")
+    assert caught.value.hint == "one of auto, torch, flashinfer, triton"
 
 
 @pytest.mark.parametrize(
