@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vcli.cli.build import resolve_dtype
+from vcli.cli.device_ids import check_device_ids, own_devices
 from vcli.diagnostics import (
     CheckContext,
     ModelInput,
@@ -44,12 +45,14 @@ class DoctorRequest:
     device: str
     port: int | None
     host: str
+    device_ids: str | None = None
 
     def __post_init__(self) -> None:
         if self.device not in ("auto", "cpu", "cuda"):
             raise ConfigError(f"device={self.device!r} is unknown", hint="auto, cpu or cuda")
         if self.port is not None and not 0 <= self.port <= 65535:
             raise ConfigError(f"port {self.port} is not between 0 and 65535", hint="--port 8000")
+        check_device_ids(self.device_ids, self.device)
 
 
 def observe_host(environ: Mapping[str, str]) -> tuple[HostFacts, str]:
@@ -58,7 +61,8 @@ def observe_host(environ: Mapping[str, str]) -> tuple[HostFacts, str]:
     A driver that does not answer costs `_NVML_DEADLINE_S` and is told as the reason.
     """
     from vcli.diagnostics.gpu import GpuObservation, collect_gpus
-    from vcli.diagnostics.network import collect_nics, collect_numa_cpus
+    from vcli.diagnostics.host import collect_numa_cpus
+    from vcli.diagnostics.network import collect_nics
 
     seen: list[GpuObservation] = []
     observer = threading.Thread(
@@ -92,6 +96,8 @@ def make_context(
     """
     model = find_model(request.model, environ=environ, cwd=cwd) if request.model else None
     host, problem = observe_host(environ)
+    devices = own_devices(host, request.device_ids, environ)
+    host, environ = devices.host, devices.compose(environ)
     device_type = request.device
     if device_type == "auto":
         device_type = "cuda" if host.gpus or has_nvidia_gpu() else "cpu"

@@ -87,6 +87,47 @@ Fix = Annotated[
         "--fix", help="Do harmless repairs first: left-over files of vcli, its cache folder."
     ),
 ]
+Deep = Annotated[
+    bool,
+    typer.Option(
+        "--deep",
+        help="Measure beside whoever uses a GPU, try CPU processes, and look longer: minutes.",
+    ),
+]
+Fast = Annotated[
+    bool,
+    typer.Option(
+        "--fast",
+        help="Start nothing on the GPUs: leave out the checks of level L3, by far slowest.",
+    ),
+]
+Watch = Annotated[
+    bool,
+    typer.Option(
+        "--watch",
+        help="Repeat every 5 seconds (--watch 30: every 30) and say what changed, until ^C; with "
+        "--json a document on each line.",
+    ),
+]
+Html = Annotated[
+    str | None,
+    typer.Option(
+        "--html",
+        help="Write the report as one page that needs nothing else, secrets removed.",
+        metavar="FILE.html",
+        show_default=False,
+        rich_help_panel=_FILES,
+    ),
+]
+RunningInstance = Annotated[
+    str | None,
+    typer.Option(
+        "--instance",
+        help="Show a running instance: processes, ranks, who waits for whom, stacks.",
+        metavar="PID|latest",
+        show_default=False,
+    ),
+]
 DoctorSaveFacts = Annotated[
     str | None,
     typer.Option(

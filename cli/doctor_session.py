@@ -3,15 +3,26 @@
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from vcli.cli.doctor_facts import DoctorRequest, make_context
+from vcli.cli.doctor_page import PageFile
+from vcli.cli.doctor_watch import DoctorWatch, Round
 from vcli.cli.environment import Environment
+from vcli.cli.gpu_checks import request_of, with_trials
 from vcli.cli.output import Output
 from vcli.cli.topo_facts import save_facts
-from vcli.cli.views.report import ReportStyle, changes_view, list_view, report_view
+from vcli.cli.views.report import (
+    ReportStyle,
+    can_show_marks,
+    changes_view,
+    closing_line,
+    headline,
+    list_view,
+    report_view,
+)
 from vcli.diagnostics import (
     Check,
     CheckContext,
@@ -23,8 +34,10 @@ from vcli.diagnostics import (
     run_checks,
 )
 from vcli.diagnostics.baseline import baseline_json, changes_since
+from vcli.diagnostics.checks.trials import BASE
 from vcli.diagnostics.redact import redact, redact_values
 from vcli.diagnostics.repairs import repair
+from vcli.diagnostics.text import plural
 from vcli.topology import ConfigError, ExitStatus, ParallelConfig, plan_to_json
 
 
@@ -36,6 +49,7 @@ class DoctorFiles:
     save_baseline: str | None = None
     baseline: str | None = None
     bundle: str | None = None
+    html: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,22 +65,68 @@ class DoctorSession:
     is_verbose: bool = False
     files: DoctorFiles = DoctorFiles()
     does_fix: bool = False
+    is_deep: bool = False
 
     def run(self, request: DoctorRequest, parallel: ParallelConfig) -> int:
         """Run the checks, print the report and write what was asked for; gives the exit status."""
         begin = time.monotonic()
         kept = self._read_baseline()
-        context = make_context(
-            request, parallel, environ=self.environment.environ, cwd=self.environment.cwd
-        )
+        page = self._page_file()
+        context = self._make_context(request, parallel)
         if self.does_fix:
             for line in repair(context) or ("nothing to repair",):
                 self.output.note(f"fix: {redact(line)}")
+        self._announce_trial(context)
         report = self.examine(context, begin=begin)
         changes = changes_since(kept, report, context.host) if kept is not None else None
         self.show(report, context, changes)
         self._write_files(report, context, changes)
+        if page is not None:
+            self._write_page(page, report, context, changes)
+            self.output.note(f"{page.path} holds the report, secrets removed")
         return int(report.exit_status)
+
+    def watch(self, request: DoctorRequest, parallel: ParallelConfig, *, interval_s: float) -> int:
+        """The same again and again until ^C.
+
+        Raises:
+            ConfigError: with files that are for one run.
+        """
+        files = self.files
+        if self.does_fix or files.save_facts or files.save_baseline or files.bundle:
+            raise ConfigError(
+                "--watch goes with none of --fix, --bundle, --save-baseline, --save-facts",
+                hint="run vcli doctor once for them",
+            )
+        page = self._page_file()
+        kept = self._read_baseline()
+
+        def examine_once() -> Round:
+            begin = time.monotonic()
+            context = self._make_context(request, parallel)
+            report = self.examine(context, begin=begin)
+            changes = changes_since(kept, report, context.host) if kept is not None else None
+            if page is not None:
+                self._write_page(page, report, context, changes)
+            text = self._text(report, context, changes)
+            document = _document(report, context, changes)
+            return Round(report=report, context=context, text=text, document=document)
+
+        watch = DoctorWatch(environment=self.environment, output=self.output, interval_s=interval_s)
+        return watch.run(examine_once)
+
+    def _make_context(self, request: DoctorRequest, parallel: ParallelConfig) -> CheckContext:
+        context = make_context(
+            request, parallel, environ=self.environment.environ, cwd=self.environment.cwd
+        )
+        return with_trials(replace(context, is_deep=self.is_deep))
+
+    def _announce_trial(self, context: CheckContext) -> None:
+        wanted = {check.id for check in self.registry.with_requirements(self.selected)}
+        num_devices = len(request_of(context).devices)
+        if BASE in wanted.difference(self.skip_ids) and num_devices:
+            what = "GPU" if context.is_cuda else "CPU rank"
+            self.output.note(f"trying {plural(num_devices, what)}, up to a minute; --fast does not")
 
     def examine(self, context: CheckContext, *, begin: float) -> Report:
         """Run the selected checks and what they require.
@@ -97,16 +157,43 @@ class DoctorSession:
             content = _document(report, context, changes)
             self.output.document("vcli.doctor/1", content, report.exit_status)
             return
+        self.output.result(self._text(report, context, changes))
+
+    def _text(
+        self, report: Report, context: CheckContext, changes: Sequence[Mapping[str, str]] | None
+    ) -> str:
         stdout = self.environment.stdout
         style = ReportStyle(
             width=self.output.width,
             has_color=self.environment.has_color(stdout),
-            has_marks=_can_show_marks(stdout.encoding),
+            has_marks=can_show_marks(stdout.encoding),
             is_verbose=self.is_verbose,
         )
-        self.output.result(report_view(report, context, style))
-        if changes is not None:
-            self.output.result(redact(changes_view(changes)))
+        text = report_view(report, context, style)
+        return text if changes is None else f"{text}\n{redact(changes_view(changes))}"
+
+    def _page_file(self) -> PageFile | None:
+        if self.files.html is None:
+            return None
+        return PageFile.at(self.files.html, self.environment.cwd)
+
+    def _write_page(
+        self,
+        page: PageFile,
+        report: Report,
+        context: CheckContext,
+        changes: Sequence[Mapping[str, str]] | None,
+    ) -> None:
+        from vcli.cli.views.report_page import report_page
+
+        page.write(
+            report_page(
+                _document(report, context, changes),
+                headline=redact(headline(report, context)),
+                closing=closing_line(report),
+                made_at=time.strftime("%Y-%m-%d %H:%M:%S %z"),
+            )
+        )
 
     def _read_baseline(self) -> Mapping[str, Any] | None:
         if self.files.baseline is None:
@@ -170,11 +257,3 @@ def show_list(output: Output, checks: Sequence[Check]) -> int:
     else:
         output.result(list_view(checks))
     return int(ExitStatus.OK)
-
-
-def _can_show_marks(encoding: str | None) -> bool:
-    try:
-        "✓✗→".encode(encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True

@@ -10,6 +10,7 @@ import typer
 
 from vcli.cli.commands.bench import bench_app
 from vcli.cli.commands.doctor import doctor
+from vcli.cli.commands.explain import explain
 from vcli.cli.commands.launch import LAUNCH_HELP
 from vcli.cli.commands.serve import serve
 from vcli.cli.commands.topo import topo
@@ -54,6 +55,7 @@ app.command()(serve)
 app.command("launch", help=LAUNCH_HELP)(serve)
 app.command()(topo)
 app.command()(doctor)
+app.command()(explain)
 app.add_typer(bench_app, name="bench")
 app.command()(version)
 
@@ -72,8 +74,12 @@ def main(environment: Environment) -> int:
         return int(ExitStatus.INTERRUPTED)
     except VcliError as error:
         output.error(error)
+        _tell_cause(error, output)
         return int(error.exit_status)
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit) as error:
+        # What prints the help makes the second of the first, with status 1.
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+            raise
         silence(environment.stdout)
         return int(ExitStatus.OK)
     except Exception as error:  # noqa: BLE001 - the border: a bug becomes one message and exit 7
@@ -110,6 +116,14 @@ def _report_usage(
     if error.format_message().strip():  # empty: help was printed because nothing was typed
         output.error(explain_usage_error(error, argv, known_flags(argv)))
     return int(ExitStatus.USAGE)
+
+
+def _tell_cause(error: VcliError, output: Output) -> None:
+    """What is known of such failures, where one of our processes failed."""
+    from vcli.cli.explain import cause_lines
+
+    for line in cause_lines(error):
+        output.note(line)
 
 
 def _normalize(argv: Sequence[str]) -> tuple[str, ...]:

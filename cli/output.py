@@ -75,12 +75,13 @@ class Output:
             except BrokenPipeError:
                 silence(self.environment.stdout)
             except LostOutputError as lost:
-                self._error_text(error)
-                self._error_text(lost)
+                self.note_error(error)
+                self.note_error(lost)
             return
-        self._error_text(error)
+        self.note_error(error)
 
-    def _error_text(self, error: VcliError) -> None:
+    def note_error(self, error: VcliError) -> None:
+        """Say it on stderr, beside a result."""
         self.note(self._red("error: ") + error.message)
         if error.hint:
             self.note(f"  → {error.hint}")

@@ -1,5 +1,6 @@
 """Checks that ask the runtime itself: it gives data, here they become verdicts."""
 
+from vcli.cli import gpu_checks
 from vcli.diagnostics import (
     CheckContext,
     CheckRegistry,
@@ -128,4 +129,5 @@ def tokenizer(context: CheckContext) -> Finding:
 
 def registry() -> CheckRegistry:
     """Every check of vcli: the built-in ones, and those about the runtime."""
-    return CheckRegistry((*builtin_checks(), orphans, complete_weights, tokenizer))
+    own = (orphans, complete_weights, tokenizer)
+    return CheckRegistry((*builtin_checks(), *own, *gpu_checks.CHECKS))

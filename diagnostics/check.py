@@ -26,10 +26,14 @@ class Status(StrEnum):
 
 
 class Level(StrEnum):
-    """What a check needs: L0 files and sockets of this host, L1 NVML, model headers or children."""
+    """What a check needs: L0 files and sockets of this host, L1 NVML, model headers or children.
+
+    L3 starts children that use torch or CUDA, where there are GPUs: not with `--fast`.
+    """
 
     L0 = "L0"
     L1 = "L1"
+    L3 = "L3"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from vcli.diagnostics.cgroups import Cgroups
+from vcli.diagnostics.cuda_driver import CudaAnswer, ask_cuda_driver
 from vcli.diagnostics.dialect import Dialect
 from vcli.diagnostics.errors import CannotMeasureError
 from vcli.diagnostics.files import HostFiles
+from vcli.diagnostics.gpu import Nvml, NvmlProblem
+from vcli.diagnostics.limits import ZmqLimits, read_zmq_limits
 from vcli.diagnostics.memory_policy import memory_policy_errno
-from vcli.diagnostics.nvml import Nvml, NvmlProblem
 from vcli.diagnostics.packages import Interpreter, Packages
 from vcli.diagnostics.sockets import Network
+from vcli.diagnostics.trial import Trial
 from vcli.topology import (
     ConfigError,
     GpuFacts,
@@ -53,13 +56,21 @@ class PortUse:
     is_typed: bool
 
 
+def no_trial(additions: Mapping[str, str]) -> Trial:
+    """What a context gives that has nobody to try devices."""
+    del additions
+    return Trial(skip_reason="devices are not tried here: vcli doctor does it")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckContext:
     """What the checks of one run share; they change nothing in it.
 
     `plan` is made without the model where `model` has no shape or does not fit. `gpu_problem` is
     why the GPUs of `host` are known less than they could be. `nvml_module` stands in for pynvml;
-    `allowed_cpus` is asked of the kernel where it is empty.
+    `allowed_cpus` is asked of the kernel where it is empty. With `is_deep` a check takes its time
+    and measures what it would estimate. `try_devices` runs processes on the devices, with
+    additions to their environment, and gives the same result for the same ones again.
     """
 
     plan: TopologyPlan
@@ -77,6 +88,10 @@ class CheckContext:
     nvml_module: Any = None
     allowed_cpus: frozenset[int] = frozenset()
     memory_policy: Callable[[], int | None] = memory_policy_errno
+    ask_cuda: Callable[[], CudaAnswer] = ask_cuda_driver
+    zmq_limits: Callable[[], ZmqLimits | None] = read_zmq_limits
+    try_devices: Callable[[Mapping[str, str]], Trial] = no_trial
+    is_deep: bool = False
     clock: Callable[[], float] = time.monotonic
     pause: Callable[[float], None] = time.sleep
 

@@ -5,6 +5,7 @@ Nothing here raises for what a machine lacks: an unknown fact is None.
 
 import os
 import platform
+import re
 import shutil
 import socket
 from collections.abc import Callable
@@ -46,6 +47,27 @@ def usable_cpus(root: Path = Path("/")) -> int:
     allowed = len(os.sched_getaffinity(0))
     quota = _known(Cgroups(HostFiles(root)).cpu_quota)
     return allowed if quota is None else min(allowed, max(1, int(quota)))
+
+
+def collect_numa_cpus(root: Path = Path("/")) -> tuple[tuple[int, ...], ...]:
+    """The CPUs of each NUMA node; empty where the kernel does not say."""
+    folder = root / "sys/devices/system/node"
+    try:
+        found = [entry for entry in folder.iterdir() if re.fullmatch(r"node\d+", entry.name)]
+    except OSError:
+        return ()
+    found.sort(key=lambda entry: int(entry.name.removeprefix("node")))
+    return tuple(parse_cpu_list(_read(entry / "cpulist")) for entry in found)
+
+
+def parse_cpu_list(text: str) -> tuple[int, ...]:
+    """`0-3,8` as numbers; what is no number is left out."""
+    cpus: list[int] = []
+    for part in text.strip().split(","):
+        first, separator, last = part.partition("-")
+        if first.isdigit() and (not separator or last.isdigit()):
+            cpus += range(int(first), int(last if separator else first) + 1)
+    return tuple(cpus)
 
 
 def has_nvidia_gpu(root: Path = Path("/")) -> bool:

@@ -52,6 +52,32 @@ def has_capability(files: HostFiles, bit: int) -> bool:
     return False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZmqLimits:
+    """What the installed libzmq can do: sockets of one context, and encryption."""
+
+    version: str
+    max_sockets: int
+    has_curve: bool
+
+
+def read_zmq_limits() -> ZmqLimits | None:
+    """Ask libzmq; None if pyzmq is not installed."""
+    try:
+        import zmq
+    except ImportError:
+        return None
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        # What is asked for is the ceiling for good: the library's own is set by its build.
+        limit = min(int(context.get(zmq.MAX_SOCKETS)), int(context.get(zmq.SOCKET_LIMIT)))
+        return ZmqLimits(
+            version=zmq.zmq_version(), max_sockets=limit, has_curve=bool(zmq.has("curve"))
+        )
+    finally:
+        context.term()
+
+
 def raise_open_files(need: int) -> str:
     """Raise the soft limit of open files of this process to `need`; says what it did, or "".
 

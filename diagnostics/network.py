@@ -1,15 +1,27 @@
-"""The network interfaces and NUMA nodes of this host; read from /proc and /sys."""
+"""The network interfaces of this host, read from /proc and /sys, and the variables that name them.
+
+Each variable has the grammar of whoever reads it.
+"""
 
 import re
 import socket
 import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from vcli.diagnostics.pci import numa_node_at, pci_path_at
 from vcli.topology import NicFacts
 
 #: Interfaces that lead out of no machine.
-_VIRTUAL = re.compile(r"^(veth|docker|br-|virbr|cni|flannel|cali|tun|tap|dummy)")
+_VIRTUAL: Final = re.compile(r"^(veth|docker|br-|virbr|cni|flannel|cali|tun|tap|dummy)")
+#: Variable -> whether it has NCCL's grammar of prefixes; the others list exact names.
+INTERFACE_VARIABLES: Final = {
+    "NCCL_SOCKET_IFNAME": True,
+    "GLOO_SOCKET_IFNAME": False,
+    "TP_SOCKET_IFNAME": False,
+}
 
 
 def collect_nics(root: Path = Path("/")) -> tuple[NicFacts, ...]:
@@ -28,25 +40,42 @@ def collect_nics(root: Path = Path("/")) -> tuple[NicFacts, ...]:
     )
 
 
-def collect_numa_cpus(root: Path = Path("/")) -> tuple[tuple[int, ...], ...]:
-    """The CPUs of each NUMA node; empty where the kernel does not say."""
-    folder = root / "sys/devices/system/node"
-    try:
-        found = [entry for entry in folder.iterdir() if re.fullmatch(r"node\d+", entry.name)]
-    except OSError:
-        return ()
-    found.sort(key=lambda entry: int(entry.name.removeprefix("node")))
-    return tuple(parse_cpu_list(_read(entry / "cpulist")) for entry in found)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterfaceRule:
+    """What one variable asks for."""
+
+    names: tuple[str, ...]
+    is_prefix: bool
+    is_excluding: bool
+
+    def matches(self, interfaces: Sequence[str]) -> tuple[str, ...]:
+        """The interfaces that remain."""
+        return tuple(name for name in interfaces if self._is_named(name) != self.is_excluding)
+
+    def unmatched(self, interfaces: Sequence[str]) -> tuple[str, ...]:
+        """The names of the variable that fit no interface."""
+        return tuple(
+            name
+            for name in self.names
+            if not any(self._fits(name, interface) for interface in interfaces)
+        )
+
+    def _is_named(self, interface: str) -> bool:
+        return any(self._fits(name, interface) for name in self.names)
+
+    def _fits(self, name: str, interface: str) -> bool:
+        return interface.startswith(name) if self.is_prefix else interface == name
 
 
-def parse_cpu_list(text: str) -> tuple[int, ...]:
-    """`0-3,8` as numbers; what is no number is left out."""
-    cpus: list[int] = []
-    for part in text.strip().split(","):
-        first, separator, last = part.partition("-")
-        if first.isdigit() and (not separator or last.isdigit()):
-            cpus += range(int(first), int(last if separator else first) + 1)
-    return tuple(cpus)
+def parse_interface_rule(value: str, *, has_prefixes: bool) -> InterfaceRule:
+    """`eth,ib` prefixes, `=eth0` exact, `^docker` all but these prefixes, `^=lo` all but lo."""
+    rest, is_excluding, is_prefix = value.strip(), False, has_prefixes
+    if has_prefixes and rest.startswith("^"):
+        rest, is_excluding = rest[1:], True
+    if has_prefixes and rest.startswith("="):
+        rest, is_prefix = rest[1:], False
+    names = tuple(name.split(":")[0].strip() for name in rest.split(",") if name.strip())
+    return InterfaceRule(names=names, is_prefix=is_prefix, is_excluding=is_excluding)
 
 
 def _nic(entry: Path, addresses: tuple[str, ...], rdma_device: str | None) -> NicFacts:

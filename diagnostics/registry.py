@@ -1,10 +1,10 @@
 """The list of checks: order, look-up by id or group, suggestions for a mistyped one."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
-from vcli.diagnostics.check import Check
+from vcli.diagnostics.check import Check, Level
 from vcli.topology import ConfigError
 
 #: Group -> heading of its line, in the order of the report, which is the order of repair.
@@ -58,19 +58,22 @@ class CheckRegistry:
         """Whether `word` is the id of a check or the name of a group, in any case."""
         return word.upper() in self._by_id or word.lower() in self._groups()
 
-    def select(self, words: Iterable[str]) -> tuple[Check, ...]:
+    def select(self, words: Collection[str], *, is_fast: bool = False) -> tuple[Check, ...]:
         """The checks with these ids and of these groups, all without a word; in their order.
+
+        Where `is_fast` those of level L3 only by their own id.
 
         Raises:
             ConfigError: a word is neither; the hint has the nearest.
         """
-        wanted: set[str] = set()
-        for word in words:
-            ids = self.expand(word)
-            wanted.update(ids)
-        if not wanted:
-            return self.checks
-        return tuple(item for item in self.checks if item.id in wanted)
+        named = {word.upper() for word in words}
+        wanted = {id_ for word in words for id_ in self.expand(word)}
+        return tuple(
+            item
+            for item in self.checks
+            if (item.id in wanted or not wanted)
+            and (not is_fast or item.level is not Level.L3 or item.id in named)
+        )
 
     def expand(self, word: str) -> tuple[str, ...]:
         """The ids that one word stands for.

@@ -3,11 +3,15 @@
 import typer
 
 from vcli.cli import doctor_options, options
+from vcli.cli.device_ids import DeviceIds
 from vcli.cli.doctor_facts import DoctorRequest, split_words
+from vcli.cli.doctor_instance import InstanceSession, refuse_with_instance
 from vcli.cli.doctor_session import DoctorFiles, DoctorSession, show_list
+from vcli.cli.doctor_watch import take_seconds
 from vcli.cli.output import Output
 from vcli.cli.runtime_checks import registry
 from vcli.cli.settings import parallel_config
+from vcli.topology import ConfigError
 
 
 def doctor(
@@ -32,6 +36,7 @@ def doctor(
     pp_layer_partition: options.LayerPartition = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
+    device_ids: DeviceIds = None,
     host: options.Host = "127.0.0.1",
     port: doctor_options.DoctorPort = None,
     skip: doctor_options.SkipChecks = None,
@@ -43,6 +48,11 @@ def doctor(
     save_baseline: doctor_options.SaveBaseline = None,
     baseline: doctor_options.Baseline = None,
     bundle: doctor_options.Bundle = None,
+    html: doctor_options.Html = None,
+    deep: doctor_options.Deep = False,
+    fast: doctor_options.Fast = False,
+    watch: doctor_options.Watch = False,
+    instance: doctor_options.RunningInstance = None,
     as_json: options.AsJson = False,
 ) -> int:
     """Check this machine for a launch; prints what to type where something is wrong.
@@ -50,9 +60,19 @@ def doctor(
     Example:  vcli doctor   |   vcli doctor --model ./Qwen3-8B -tp 2   |   vcli doctor net lim-02 -v
     """
     output = Output(context.obj, json_mode=as_json)
+    if instance is not None:
+        refuse_with_instance(context.params)
+        return InstanceSession(environment=context.obj, output=output, is_verbose=verbose).run(
+            instance
+        )
+    if deep and fast:
+        raise ConfigError("--fast and --deep contradict each other", hint="leave one of them out")
     all_checks = registry()
-    names, named_model = split_words(checks or (), is_known=all_checks.has, cwd=context.obj.cwd)
-    selected = all_checks.select(names)
+    words, interval_s = take_seconds(checks or ()) if watch else (list(checks or ()), 0.0)
+    names, named_model = split_words(words, is_known=all_checks.has, cwd=context.obj.cwd)
+    # Watching repeats what is quick, unless it is asked for more.
+    is_fast = (fast or (watch and not deep)) and not list_checks
+    selected = all_checks.select(names, is_fast=is_fast)
     skip_ids = [id_ for word in skip or () for id_ in all_checks.expand(word)]
     if list_checks:
         return show_list(output, selected)
@@ -66,11 +86,23 @@ def doctor(
         is_strict=strict,
         is_verbose=verbose,
         files=DoctorFiles(
-            save_facts=save_facts, save_baseline=save_baseline, baseline=baseline, bundle=bundle
+            save_facts=save_facts,
+            save_baseline=save_baseline,
+            baseline=baseline,
+            bundle=bundle,
+            html=html,
         ),
         does_fix=fix,
+        is_deep=deep,
     )
     request = DoctorRequest(
-        model=model or named_model, dtype=dtype, device=device, port=port, host=host
+        model=model or named_model,
+        dtype=dtype,
+        device=device,
+        device_ids=device_ids,
+        port=port,
+        host=host,
     )
+    if watch:
+        return session.watch(request, parallel, interval_s=interval_s)
     return session.run(request, parallel)

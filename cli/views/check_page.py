@@ -11,6 +11,7 @@ from vcli.diagnostics.registry import GROUPS
 _LEVELS = {
     "L0": "files and sockets of this host, without torch, CUDA or other nodes",
     "L1": "NVML, headers of the model's files, or small child processes",
+    "L3": "child processes that use torch or CUDA; not with `--fast`, nor in a preflight",
 }
 
 
@@ -67,7 +68,7 @@ def _remedies(check: Check) -> list[str]:
     """A block for each text, headed by the surroundings that it is for."""
     by_text: dict[str, list[str]] = {}
     for dialect in Dialect:
-        text = _shown(check.remedy.template(dialect))
+        text = remedy_text(check.remedy.template(dialect))
         by_text.setdefault(text, []).append(dialect.value)
     if len(by_text) == 1:
         return ["```", next(iter(by_text)), "```"]
@@ -78,7 +79,7 @@ def _remedies(check: Check) -> list[str]:
     return lines[:-1]
 
 
-def _shown(template: str) -> str:
+def remedy_text(template: str) -> str:
     """`{size}` as `SIZE`; a remedy that is wholly computed is told as such."""
     if re.fullmatch(r"\{\w+\}", template):
         return "(the report has the flags or the command, made from what was measured)"

@@ -54,6 +54,15 @@ class ReportStyle:
         return 3 if self.has_marks else 6
 
 
+def can_show_marks(encoding: str | None) -> bool:
+    """Whether a stream of this encoding has the letters of the marks."""
+    try:
+        "✓✗→".encode(encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
 def report_view(report: Report, context: CheckContext, style: ReportStyle) -> str:
     """The whole report."""
     lines = [_headline(report, context, style), ""]
@@ -108,7 +117,8 @@ def list_view(checks: Sequence[Check]) -> str:
     return "\n".join(lines[1:])
 
 
-def _headline(report: Report, context: CheckContext, style: ReportStyle) -> str:
+def headline(report: Report, context: CheckContext) -> str:
+    """Version, node, surroundings, devices, plan."""
     config = context.plan.config
     sizes = f"tp{config.tp} pp{config.pp} dp{config.dp}"
     ranks, nodes = context.plan.world_size_across_dp, config.num_hosts
@@ -119,8 +129,11 @@ def _headline(report: Report, context: CheckContext, style: ReportStyle) -> str:
         _devices(context),
         f"plan {sizes} ({ranks} rank{'s' * (ranks > 1)}, {nodes} node{'s' * (nodes > 1)})",
     ]
-    text = " · ".join(parts)
-    seconds = f"{report.seconds:.1f} s"
+    return " · ".join(parts)
+
+
+def _headline(report: Report, context: CheckContext, style: ReportStyle) -> str:
+    text, seconds = headline(report, context), f"{report.seconds:.1f} s"
     gap = max(2, style.width - len(text) - len(seconds))
     return f"{text}{' ' * gap}{seconds}"
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from vcli.cli.topo_report import TopoReport
+from vcli.cli.views.devices import device_text
 from vcli.cli.views.text import bytes_text, columns, fill, group_text, plural, short_list
 from vcli.topology import GroupKind, PlacementError, RankPlan, TopologyPlan
 from vcli.topology.groups import group_spec
@@ -29,7 +30,7 @@ def rank_view(report: TopoReport, rank: RankPlan, *, width: int) -> str:
         ["title", rank.title],
         ["rank", f"{rank.rank} of replica {rank.dp_rank} ({rank.global_rank} in its world)"],
         ["place", f"node{rank.node_rank}, local rank {rank.local_rank}"],
-        ["device", f"{plan.device_type} {rank.device_index}"],
+        ["device", device_text(rank, plan.device_type)],
         ["grid", _coordinates(rank)],
         ["threads", f"OMP_NUM_THREADS={rank.omp_num_threads}"],
     ]

@@ -3,10 +3,13 @@
 from vcli.diagnostics.check import Check
 from vcli.diagnostics.checks import (
     capacity,
+    collectives,
     cuda,
+    cuda_library,
     devices,
     disk,
     environment,
+    estimate,
     fit,
     gpu,
     gpu_health,
@@ -18,12 +21,14 @@ from vcli.diagnostics.checks import (
     leftovers,
     limits,
     link,
+    messaging,
     network,
     numa,
     nvlink,
     packages,
     ray,
     start,
+    trials,
 )
 
 __all__ = ["builtin_checks"]
@@ -39,6 +44,7 @@ def builtin_checks() -> tuple[Check, ...]:
         *environment.CHECKS,
         *hub.CHECKS,
         *cuda.CHECKS,
+        *cuda_library.CHECKS,
         *devices.CHECKS,
         *gpu.CHECKS,
         *gpu_health.CHECKS,
@@ -46,12 +52,16 @@ def builtin_checks() -> tuple[Check, ...]:
         *nvlink.CHECKS,
         *numa.CHECKS,
         *limits.CHECKS,
+        *messaging.CHECKS,
         *network.CHECKS,
         *interfaces.CHECKS,
         *infiniband.CHECKS,
         *start.CHECKS,
+        *estimate.CHECKS,
         *fit.CHECKS,
         *capacity.CHECKS,
         *known_faults.CHECKS,
+        *trials.CHECKS,
+        *collectives.CHECKS,
         *ray.CHECKS,
     )

@@ -7,7 +7,13 @@ from vcli.diagnostics.checks.fit import NO_MODEL
 from vcli.diagnostics.context import CheckContext
 from vcli.diagnostics.text import listing, size_text
 from vcli.topology import MemoryPlan, ModelSpec
-from vcli.topology.memory_fit import KvBudget, activation_bytes, cpu_kv_budget, gpu_kv_budget
+from vcli.topology.memory_fit import (
+    KvBudget,
+    activation_bytes,
+    cpu_kv_budget,
+    gpu_kv_budget,
+    graph_bytes,
+)
 
 #: The defaults of `serve`, by which the estimate is made.
 GPU_PART: Final = 0.9
@@ -81,6 +87,9 @@ def _budget(context: CheckContext, memory: MemoryPlan, spec: ModelSpec) -> KvBud
             activation_bytes=activations,
             kv_bytes_per_token=per_token,
             block_size=BLOCK_SIZE,
+            graph_bytes=graph_bytes(
+                spec, context.plan.config, dtype=memory.dtype, max_num_seqs=STEP_REQUESTS
+            ),
         )
     free = context.host.usable_memory_bytes
     if free is None:

@@ -15,7 +15,7 @@ from vcli.diagnostics.check import (
     warned,
 )
 from vcli.diagnostics.context import CheckContext
-from vcli.diagnostics.nvml import (
+from vcli.diagnostics.gpu import (
     DRIVER_NOT_LOADED,
     LIB_RM_VERSION_MISMATCH,
     LIBRARY_NOT_FOUND,

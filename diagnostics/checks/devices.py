@@ -7,7 +7,7 @@ from typing import Final
 from vcli.diagnostics.check import Finding, Level, Remedy, check, failed, passed, skipped, warned
 from vcli.diagnostics.checks.cuda import NO_GPU
 from vcli.diagnostics.context import CheckContext
-from vcli.diagnostics.nvml import Nvml
+from vcli.diagnostics.gpu import Nvml
 from vcli.diagnostics.text import listing, plural
 from vcli.topology import GpuFacts
 

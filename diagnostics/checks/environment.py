@@ -7,7 +7,7 @@ from typing import Final
 from vcli.diagnostics.check import Finding, Remedy, check, failed, passed, skipped, warned
 from vcli.diagnostics.checks.variables import KNOWN_PREFIXES, KNOWN_VARIABLES, LEFTOVER_SWITCHES
 from vcli.diagnostics.context import CheckContext
-from vcli.diagnostics.interfaces import INTERFACE_VARIABLES, parse_interface_rule
+from vcli.diagnostics.network import INTERFACE_VARIABLES, parse_interface_rule
 from vcli.diagnostics.sockets import is_loopback
 from vcli.diagnostics.text import listing
 

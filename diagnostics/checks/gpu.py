@@ -6,15 +6,24 @@ from typing import Final
 from vcli.diagnostics.check import Finding, Level, Remedy, check, failed, passed, skipped, warned
 from vcli.diagnostics.checks.cuda import NO_GPU
 from vcli.diagnostics.context import CheckContext
+from vcli.diagnostics.gpu import Nvml
 from vcli.diagnostics.holders import age_of, age_text, command_of
-from vcli.diagnostics.nvml import Nvml
 from vcli.diagnostics.text import GIB, listing, plural, size_text
 from vcli.topology import GpuFacts
 
 #: CUDA context, libraries and the smallest cache beside the weights.
 OTHER_GPU_BYTES: Final = 2 * GIB
-#: Free below this part of the whole is told where no model says what is needed.
-BUSY_PART: Final = 0.9
+#: More than this part of the whole, or these bytes, is told where no model says what is needed.
+TAKEN_PART: Final = 0.1
+TAKEN_BYTES: Final = 2 * GIB
+
+
+def is_taken(gpu: GpuFacts) -> bool:
+    """Whether somebody holds more of it than the driver and a desktop do."""
+    free, total = gpu.memory_free_bytes, gpu.memory_total_bytes
+    if free is None or total is None:
+        return False
+    return total - free > min(TAKEN_PART * total, TAKEN_BYTES)
 
 
 def _others(context: CheckContext, index: int) -> str:
@@ -106,18 +115,18 @@ def alike(context: CheckContext) -> Finding:
 def free_memory(context: CheckContext) -> Finding:
     """Asks each GPU for its free memory and for the processes on it.
 
-    Without a model it warns where more than a tenth is taken. Processes of other containers show
-    no command.
+    Without a model it warns where more than a tenth, or 2 GiB, is taken. Processes of other
+    containers show no command.
     """
     session = context.open_nvml()
     memory = context.plan.memory
     need = memory.max_weight_bytes + OTHER_GPU_BYTES if memory and context.is_cuda else None
     short: list[tuple[GpuFacts, int]] = []
     for gpu in context.gpus:
-        free, total = gpu.memory_free_bytes, gpu.memory_total_bytes
-        if free is None or total is None:
+        free = gpu.memory_free_bytes
+        if free is None:
             continue
-        if free < (need if need is not None else BUSY_PART * total):
+        if free < need if need is not None else is_taken(gpu):
             short.append((gpu, free))
     if not short:
         least = min((gpu.memory_free_bytes or 0 for gpu in context.gpus), default=0)

@@ -16,8 +16,10 @@ from vcli.diagnostics.check import (
 )
 from vcli.diagnostics.checks.cuda import NO_GPU
 from vcli.diagnostics.context import CheckContext
+from vcli.diagnostics.dialect import Dialect
+from vcli.diagnostics.errors import CannotMeasureError
+from vcli.diagnostics.gpu import DeviceLostError, Nvml
 from vcli.diagnostics.kernel_log import find_xids, read_kernel_log
-from vcli.diagnostics.nvml import DeviceLostError, Nvml
 from vcli.diagnostics.text import listing
 from vcli.topology import GpuFacts
 
@@ -144,9 +146,16 @@ def row_remapping(context: CheckContext) -> Finding:
 def xids(context: CheckContext) -> Finding:
     """Searches the kernel's messages for Xids of the NVIDIA driver.
 
-    Those of a broken device, bus or memory fail; those that a program may have caused warn.
+    Those of a broken device, bus or memory fail; those that a program may have caused warn. A
+    container need not be shown the log.
     """
-    found = find_xids(read_kernel_log(context.files))
+    try:
+        log = read_kernel_log(context.files)
+    except CannotMeasureError as reason:
+        if context.dialect in (Dialect.DOCKER, Dialect.KUBERNETES):
+            return skipped(f"{reason}; on the host: sudo dmesg | grep Xid")
+        raise
+    found = find_xids(log)
     fatal = [(bus, number) for bus, number in found if number in FATAL_XIDS]
     noted = [(bus, number) for bus, number in found if number in NOTED_XIDS]
     told = list(dict.fromkeys(fatal or noted))

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from vcli.diagnostics.check import Finding, Level, Remedy, check, passed, skipped, warned
 from vcli.diagnostics.context import CheckContext
-from vcli.diagnostics.nvml import DeviceLostError, Nvml
+from vcli.diagnostics.gpu import DeviceLostError, Nvml
 from vcli.diagnostics.text import listing, plural
 from vcli.topology import GpuFacts, LinkFacts
 

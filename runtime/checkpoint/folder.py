@@ -20,10 +20,12 @@ _OPTIONAL_NAMES = (
 _SHOWN_LETTERS = 100
 
 
-def check_folder(folder: Path) -> ModelSpec:
+def check_folder(
+    folder: Path, *, needs_weights: bool = True, needs_tokenizer: bool = True
+) -> ModelSpec:
     """The model's shape, after a check that config, tokenizer and every weight file can be read.
 
-    Opens no weights.
+    Opens no weights. What is not needed may be missing.
 
     Raises:
         ConfigError: the first thing that is wrong, with the path.
@@ -37,15 +39,16 @@ def check_folder(folder: Path) -> ModelSpec:
     config_path = folder / "config.json"
     config = _read_json_object(config_path, hint=_config_hint(folder))
     spec = model_spec_from_config(config, source=str(config_path))
-    for path in weight_files(folder):
+    for path in weight_files(folder) if needs_weights else ():
         _read_start(path, hint=f"download or copy {path.name} again, or mend its permissions")
     tokenizer_path = folder / "tokenizer.json"
-    _read_json_object(
-        tokenizer_path,
-        hint="copy tokenizer.json from the original model; from a slow tokenizer it is made by "
-        f"python -c \"from transformers import AutoTokenizer as A; A.from_pretrained('{folder}')"
-        f".save_pretrained('{folder}')\"",
-    )
+    if needs_tokenizer:
+        _read_json_object(
+            tokenizer_path,
+            hint="copy tokenizer.json from the original model; from a slow tokenizer it is made by "
+            f'python -c "from transformers import AutoTokenizer as A; '
+            f"A.from_pretrained('{folder}').save_pretrained('{folder}')\"",
+        )
     for name in _OPTIONAL_NAMES:
         if _exists(folder / name):
             check_regular(folder / name, hint=f"remove {name}, or copy it again")

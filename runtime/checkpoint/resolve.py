@@ -44,12 +44,15 @@ def resolve_model(
     environ: Mapping[str, str],
     report: Report,
     revision: str | None = None,
+    needs_weights: bool = True,
+    needs_tokenizer: bool = True,
 ) -> ResolvedModel:
     """The folder that `model` stands for, downloaded or converted if that is needed.
 
     None is the embedded demo; else a folder, a .gguf file, or a hub name `org/name`; what exists
     here goes before the hub. Blocks, for minutes where something is large; `report` gets a line
-    for each step. Weight files are not opened: see `check_weights`.
+    for each step. Weight files are not opened: see `check_weights`. A folder may lack what is not
+    needed.
 
     Raises:
         ConfigError: nothing of the kind, or a checkpoint that vcli cannot serve.
@@ -60,7 +63,7 @@ def resolve_model(
         return _converted(path, name=SMOLLM2.name, source="demo")
     path = _expanded(model, environ)
     if model and is_folder(path):
-        spec = check_folder(path)
+        spec = check_folder(path, needs_weights=needs_weights, needs_tokenizer=needs_tokenizer)
         return ResolvedModel(path=path, name=path.resolve().name, spec=spec, source="folder")
     if path.suffix.lower() == ".gguf":
         return _converted(_ensure_gguf(path, environ, report), name=path.stem, source="gguf")

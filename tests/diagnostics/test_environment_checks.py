@@ -8,7 +8,7 @@ from tests.support.check_cases import Case, check_case
 from vcli.diagnostics import Dialect, Status
 from vcli.diagnostics.checks.environment import edit_distance
 from vcli.diagnostics.checks.variables import KNOWN_VARIABLES
-from vcli.diagnostics.interfaces import parse_interface_rule
+from vcli.diagnostics.network import parse_interface_rule
 
 PASS, WARN, FAIL, SKIP = Status.PASS, Status.WARN, Status.FAIL, Status.SKIP
 TWO_NODES = {"nnodes": 2, "tp": 2, "master_addr": "10.0.0.9"}

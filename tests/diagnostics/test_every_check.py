@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli import test_gpu_checks as test_gpu_trials  # noqa: F401 - named below
 from tests.diagnostics import (
     test_environment_checks,
     test_gpu_checks,
@@ -13,11 +14,13 @@ from tests.diagnostics import (
     test_machine_checks,
     test_network_checks,
     test_package_checks,
+    test_ray_checks,
     test_start_and_fit_checks,
+    test_trial_checks,
 )
 from vcli.cli.runtime_checks import registry
 from vcli.cli.views.check_page import check_page, index_page, page_name
-from vcli.diagnostics import Check, CheckRegistry, Dialect, Status
+from vcli.diagnostics import Check, CheckRegistry, Dialect, Level, Status
 
 PAGES = Path(__file__).parents[2] / "docs" / "checks"
 CHECKS = registry().checks
@@ -25,6 +28,7 @@ CASES = list(
     chain(
         test_environment_checks.CASES,
         test_gpu_checks.CUDA_CASES,
+        test_gpu_checks.CUDA_LIBRARY_CASES,
         test_gpu_checks.GPU_CASES,
         test_gpu_checks.LINK_CASES,
         test_host_checks.CASES,
@@ -36,12 +40,15 @@ CASES = list(
         test_machine_checks.FIT_CASES,
         test_network_checks.CASES,
         test_package_checks.CASES,
+        test_ray_checks.CASES,
         test_start_and_fit_checks.CASES,
+        test_trial_checks.DEVICE_CASES,
+        test_trial_checks.COLLECTIVE_CASES,
     )
 )
 
 #: They inform, and have nothing to fail for.
-INFORMING = {"HOST-03", "HOST-10", "LINK-09"}
+INFORMING = {"HOST-03", "HOST-10", "LINK-09", "COLL-09"}
 #: Verdicts that need more than data: id -> the tests that bring them about.
 PROBLEM_ELSEWHERE = {
     "HOST-07": "test_host_checks.test_room_for_caches",
@@ -51,12 +58,14 @@ PROBLEM_ELSEWHERE = {
     "IB-06": "test_machine_checks.test_counters_that_grow_warn",
     "LINK-11": "test_gpu_checks.test_a_gpu_without_a_near_card_is_named",
     "PROC-05": "test_start_and_fit_checks.test_survivors_fail_and_are_named",
+    "PROC-09": "test_gpu_trials.test_a_fork_server_that_nvml_lists_fails",
 }
 PASS_ELSEWHERE = {
     "PY-05": PROBLEM_ELSEWHERE["PY-05"],
     "LINK-11": PROBLEM_ELSEWHERE["LINK-11"],
     "NUMA-04": "this module",
     "PROC-05": "test_start_and_fit_checks.test_the_workers_of_a_killed_engine_end_at_once",
+    "PROC-09": "test_gpu_trials.test_a_fork_server_without_a_context_passes",
 }
 
 
@@ -119,6 +128,27 @@ def test_requirements_form_no_circle() -> None:
 
     for id_ in checks:
         visit(id_, ())
+
+
+def test_a_fast_run_leaves_out_what_is_of_level_3_and_not_named() -> None:
+    deep = {check.id for check in CHECKS if check.level is Level.L3}
+    checks = registry()
+    assert {"CUDA-07", "LINK-02", "COLL-04"} <= deep
+    assert deep.isdisjoint(check.id for check in checks.select([], is_fast=True))
+    assert deep.isdisjoint(check.id for check in checks.select(["cuda"], is_fast=True))
+    assert deep <= {check.id for check in checks.select([])}
+    named = checks.select(["cuda-07", "lim"], is_fast=True)
+    assert "CUDA-07" in {check.id for check in named}
+
+
+def test_no_check_of_level_3_is_part_of_the_preflight() -> None:
+    assert [check.id for check in CHECKS if check.level is Level.L3 and check.is_preflight] == []
+
+
+def test_no_quick_check_requires_a_deep_one() -> None:
+    deep = {check.id for check in CHECKS if check.level is Level.L3}
+    wrong = [c.id for c in CHECKS if c.level is not Level.L3 and deep.intersection(c.requires)]
+    assert wrong == []
 
 
 def test_an_id_twice_or_a_requirement_of_nothing_is_refused() -> None:

@@ -12,6 +12,7 @@ from tests.support.check_cases import Case, check_case
 from tests.support.fake_host import HEALTHY_HOST, FakePackages
 from tests.support.fake_nvml import FakeGpu, FakeNvml, gpu_facts
 from vcli.diagnostics import Dialect, Status
+from vcli.diagnostics.cuda_driver import CudaAnswer
 from vcli.diagnostics.packages import TorchBuild
 from vcli.topology import LinkFacts
 
@@ -254,6 +255,13 @@ GPU_CASES = [
         host={"gpus": gpu_facts(1, memory_free_bytes=40 * GIB)},
         more=nvml(FakeGpu(answers={"ComputeRunningProcesses": [SimpleNamespace(pid=77)]})),
     ),
+    Case(
+        id="GPU-03",
+        status=WARN,
+        says="GPU 0 has 76.0 GiB free",
+        host={"gpus": gpu_facts(1, memory_free_bytes=76 * GIB)},
+        more=nvml(FakeGpu()),
+    ),
     Case(id="GPU-04", status=PASS, more=answering(TotalEccErrors=0), **TWO),
     Case(id="GPU-04", status=FAIL, says="GPU 1: 3 uncorrected", remedy="CUDA_VISIBLE_DEVICES=0",
          more=answering(TotalEccErrors=3), **TWO),
@@ -270,6 +278,8 @@ GPU_CASES = [
          files={"dev/kmsg": KMSG.format(79)}),
     Case(id="GPU-06", status=WARN, says="Xid 31", files={"dev/kmsg": KMSG.format(31)}),
     Case(id="GPU-06", status=UNKNOWN, says="/dev/kmsg cannot be read"),
+    Case(id="GPU-06", status=SKIP, says="on the host: sudo dmesg",
+         more={"dialect": Dialect.DOCKER}),
     Case(id="GPU-07", status=PASS, says="2 of 2", more=answering(Temperature=40), **TWO),
     Case(id="GPU-07", status=FAIL, says="GPU 1 (0000:02:00.0) has fallen off the bus",
          remedy="reboot", more=nvml(FakeGpu(), FakeGpu(error=15)), **TWO),
@@ -290,6 +300,36 @@ GPU_CASES = [
 ]  # fmt: skip
 
 SOCKETS = {(0, 1): "PIX", (2, 3): "PIX"}
+
+
+def cuda(code: int, *multicast: bool) -> Mapping[str, Any]:
+    return nvml(FakeGpu(), FakeGpu(), ask_cuda=lambda: CudaAnswer(code=code, multicast=multicast))
+
+
+CUDA_LIBRARY_CASES = [
+    Case(id="CUDA-07", status=PASS, says="2 devices", more=cuda(0, True, True), **TWO),
+    Case(
+        id="CUDA-07", status=FAIL, says="error 802", remedy="fabricmanager", more=cuda(802), **TWO
+    ),
+    Case(id="CUDA-07", status=FAIL, says="error 42", remedy="nvidia-smi", more=cuda(42), **TWO),
+    Case(id="CUDA-07", status=FAIL, says="no device", more=cuda(0), **TWO),
+    Case(id="CUDA-07", status=FAIL, says="libcuda.so.1", remedy="--gpus all", more=cuda(-1), **TWO),
+    Case(id="LINK-08", status=SKIP, says="no NVIDIA GPU"),
+    Case(id="LINK-08", status=SKIP, says="CUDA does not start", more=cuda(999), **TWO),
+    Case(id="LINK-08", status=PASS, says="every GPU has it", more=cuda(0, True, True), **TWO),
+    Case(id="LINK-08", status=PASS, says="no GPU has it", more=cuda(0, False, False), **TWO),
+    Case(id="LINK-08", status=WARN, says="GPU 1 lack it", more=cuda(0, True, False), **TWO),
+    Case(
+        id="LINK-08",
+        status=FAIL,
+        says="NCCL_NVLS_ENABLE=1, and GPU 0, GPU 1 lack it",
+        remedy="NCCL_NVLS_ENABLE=0",
+        environ={"NCCL_NVLS_ENABLE": "1"},
+        more=cuda(0, False, False),
+        **TWO,
+    ),
+]
+
 LINK_CASES = [
     Case(id="LINK-01", status=SKIP),
     Case(id="LINK-01", status=PASS, says="1 pair OK", more=nvml(FakeGpu(), FakeGpu()), **TWO),
@@ -337,7 +377,9 @@ LINK_CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", [*CUDA_CASES, *GPU_CASES, *LINK_CASES], ids=str)
+@pytest.mark.parametrize(
+    "case", [*CUDA_CASES, *CUDA_LIBRARY_CASES, *GPU_CASES, *LINK_CASES], ids=str
+)
 def test_verdict(case: Case, tmp_path: Path) -> None:
     check_case(case, tmp_path)
 
@@ -378,3 +420,19 @@ def test_an_older_driver_without_the_functions_is_no_crash(tmp_path: Path) -> No
 def test_a_refusal_of_nvml_is_unknown(tmp_path: Path) -> None:
     more = nvml(FakeGpu(error=4), FakeGpu(error=4))
     check_case(Case(id="GPU-04", status=UNKNOWN, says="error 4", more=more, **TWO), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "variable",
+    ["NCCL_NVLS_ENABLE=0", "TORCH_SYMM_MEM_DISABLE_MULTICAST=1", "NVSHMEM_DISABLE_NVLS=1"],
+)
+def test_the_driver_is_not_asked_where_multicast_is_switched_off(
+    tmp_path: Path, variable: str
+) -> None:
+    def refuse() -> CudaAnswer:
+        raise AssertionError("asked in spite of the switch")
+
+    name, value = variable.split("=")
+    more = nvml(FakeGpu(), FakeGpu(), ask_cuda=refuse)
+    case = Case(id="LINK-08", status=PASS, says=variable, environ={name: value}, more=more, **TWO)
+    check_case(case, tmp_path)

@@ -1,6 +1,7 @@
 """LIM checks and the readers below them: limits, control groups of both versions."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ from tests.support.fake_host import HEALTHY_FILES, make_tree
 from vcli.diagnostics import Dialect, Status
 from vcli.diagnostics.cgroups import Cgroups
 from vcli.diagnostics.files import HostFiles
-from vcli.diagnostics.limits import OPEN_FILES, read_limit
+from vcli.diagnostics.limits import OPEN_FILES, ZmqLimits, read_limit, read_zmq_limits
 
 PASS, WARN, FAIL, SKIP, UNKNOWN = Status.PASS, Status.WARN, Status.FAIL, Status.SKIP, Status.UNKNOWN
 LIMITS = HEALTHY_FILES["proc/self/limits"]
@@ -23,7 +24,36 @@ def limited(name: str, soft: str, hard: str) -> dict[str, str]:
 
 RDMA = {"sys/class/infiniband/mlx5_0/node_type": "1: CA"}
 
+NODES = {"nnodes": 2, "pp": 2, "master_addr": "10.0.0.1"}
+
+
+def zmq(max_sockets: int = 1023, *, has_curve: bool = True) -> dict[str, Any]:
+    limits = ZmqLimits(version="4.3.5", max_sockets=max_sockets, has_curve=has_curve)
+    return {"zmq_limits": lambda: limits}
+
+
 CASES = [
+    Case(id="LIM-07", status=SKIP, says="one node"),
+    Case(id="LIM-07", status=PASS, says="1023 sockets", config=NODES, more=zmq()),
+    Case(
+        id="LIM-07",
+        status=FAIL,
+        says="without CURVE",
+        remedy="pip install",
+        config=NODES,
+        more=zmq(has_curve=False),
+    ),
+    Case(
+        id="LIM-07", status=FAIL, says="4 sockets in a context, 8 needed", config=NODES, more=zmq(4)
+    ),
+    Case(
+        id="LIM-07",
+        status=FAIL,
+        says="not installed",
+        remedy="pip install pyzmq",
+        config=NODES,
+        more={"zmq_limits": lambda: None},
+    ),
     Case(id="LIM-01", status=PASS, says="free in /dev/shm"),
     Case(id="LIM-02", status=PASS, says="16.0 MiB allocated"),
     Case(id="LIM-02", status=PASS, says="36.0 MiB", config={"tp": 2}, more={"device_type": "cuda"}),
@@ -208,3 +238,10 @@ def test_no_limit_is_none(tmp_path: Path) -> None:
     )
     assert groups.memory_left_bytes() is None
     assert groups.cpu_quota() is None
+
+
+def test_the_installed_zmq_tells_its_limits() -> None:
+    limits = read_zmq_limits()
+    assert limits is not None
+    assert limits.max_sockets == 1023
+    assert limits.has_curve

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,23 @@ def pointer(model: Path) -> None:
     (model / "b.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid x\n")
 
 
+def ticking(seconds: float) -> Any:
+    """A clock that is so much later at each look."""
+    times = count(0.0, seconds)
+    return lambda: next(times)
+
+
 CASES = [
+    Case(id="PROC-06", status=SKIP, says="no model was named"),
+    Case(id="PROC-06", status=PASS, says="of weights at", prepare=checkpoint()),
+    Case(
+        id="PROC-06",
+        status=WARN,
+        says="about 1000 s: ",
+        remedy="--start-timeout 1500, or copy the model to a local disk: /",
+        prepare=checkpoint(),
+        more={"clock": ticking(250.0)},
+    ),
     Case(id="PROC-01", status=PASS),
     Case(id="PROC-01", status=PASS, says="spawn: ", config={"start_method": "spawn"}),
     Case(
@@ -186,3 +203,21 @@ def test_survivors_fail_and_are_named(tmp_path: Path, monkeypatch: pytest.Monkey
     for pid in result.remedy.removeprefix("kill ").split(";")[0].split():
         state = Path(f"/proc/{pid}/stat")
         assert not state.exists() or ") Z " in state.read_text()
+
+
+@pytest.mark.process
+def test_deep_measures_the_import_of_torch(tmp_path: Path) -> None:
+    more = {"is_deep": True, "clock": ticking(20.0)}
+    says = "about 20 s: import of torch 20.0 s"
+    check_case(Case(id="PROC-06", status=PASS, says=says, more=more), tmp_path)
+
+
+def test_weights_that_cannot_be_read_are_no_verdict(tmp_path: Path) -> None:
+    def empty(model: Path) -> None:
+        for path in model.glob("*.safetensors"):
+            path.write_bytes(b"")
+
+    case = Case(
+        id="PROC-06", status=Status.UNKNOWN, says="is empty", prepare=checkpoint(change=empty)
+    )
+    check_case(case, tmp_path)
