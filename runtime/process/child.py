@@ -217,6 +217,9 @@ class ChildContext:
         with self._send_lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
             send_frame(self._control, payload)
 
-    def on_parent_death(self, callback: Callable[[], None]) -> None:
-        """Run `callback` when the parent is gone; a hard exit follows within a second."""
+    def on_parent_death(self, callback: Callable[[], bool]) -> None:
+        """Run `callback` when the parent is gone; a hard exit follows within a second.
+
+        At once, when it gives that the process will not end by itself.
+        """
         self._lifeline.on_parent_death(callback)

