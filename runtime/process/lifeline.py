@@ -67,8 +67,8 @@ class Lifeline:
         os._exit(PARENT_GONE_EXIT_CODE)
 
     def _run_callbacks(self) -> None:
-        # All of them, whatever the first one says.
-        self._will_end = all([callback() for callback in list(self._callbacks)])
+        answers = [callback() for callback in list(self._callbacks)]
+        self._will_end = all(answers)
 
 
 def arm_kernel(descriptor: int) -> None:
