@@ -9,7 +9,7 @@ that are used as a library. The other side of it: what kills rank 0 kills the sc
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, wait
 from typing import Any, ClassVar
 
 import msgspec
@@ -65,7 +65,7 @@ class ColocatedExecutor(MultiprocExecutor):
         while not (here.done() and children.done()):
             done, pending = wait(pending, end_s - time.monotonic(), FIRST_COMPLETED)
             if here in done and here.exception() is not None:
-                raise self._cause_of(here.exception(), pending)
+                raise self._cause_of(here.exception(), [children, self._child_failure])
             for future in done:
                 future.result()
             if not done:
@@ -87,15 +87,17 @@ class ColocatedExecutor(MultiprocExecutor):
         threading.Thread(target=wait_for_children, name="children-ready", daemon=True).start()
         return ready
 
-    def _cause_of(self, error: BaseException | None, others: "set[Future[Any]]") -> BaseException:
+    def _cause_of(self, error: BaseException | None, others: "list[Future[Any]]") -> BaseException:
         """What to tell when rank 0 failed: that, or what happened to the peer that it lost."""
         assert error is not None
         report = report_error(
             error, process=self._local.title, phase=self._local.state, rank=0, is_serving=False
         )
-        if others and weigh(report) is Weight.CONSEQUENCE:
-            for future in wait(others, _CAUSE_WAIT_S, FIRST_COMPLETED).done:
-                cause = future.exception()
+        if weigh(report) is Weight.CONSEQUENCE:
+            # One that is done without an error says nothing; the other may still tell the cause.
+            wait(others, _CAUSE_WAIT_S, FIRST_EXCEPTION)
+            for future in others:
+                cause = future.exception() if future.done() else None
                 if cause is not None:
                     return cause
         failure = StartupError(report)
