@@ -57,7 +57,7 @@ class PageFile:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.chmod(0o644)
+            temporary.chmod(0o666 & ~_umask())
             temporary.replace(self.path)
         except OSError as error:
             if temporary is not None:
@@ -67,3 +67,10 @@ class PageFile:
             if error.errno in _NO_SPACE:
                 raise UnfitError(message, hint=f"free some space, or {_HINT}") from error
             raise ConfigError(message, hint=_HINT) from error
+
+
+def _umask() -> int:
+    """What this process takes from the rights of a new file; it can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

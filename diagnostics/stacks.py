@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from vcli.diagnostics.errors import CannotMeasureError
@@ -25,6 +26,7 @@ DEADLINE_S: Final = 3.0
 NO_ANSWER: Final = "no answer"
 _POLL_S: Final = 0.01
 _MAX_BYTES: Final = 1 << 20
+_MEMFD: Final = "/memfd:vcli-"
 _THREAD: Final = re.compile(r"^(Current thread|Thread) (0x[0-9a-f]+)")
 _FRAME: Final = re.compile(r'^  File "(.*)", line (\d+|\?+) in (.*)$')
 
@@ -108,10 +110,16 @@ def parse_stacks(text: str) -> tuple[ThreadStack, ...]:
 
 
 def _open_page(process: VcliProcess, descriptor: int) -> int:
+    name = f"/proc/{process.pid}/fd/{descriptor}"
     try:
-        return os.open(f"/proc/{process.pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        page = os.open(name, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise CannotMeasureError(f"its page cannot be opened: {error.strerror}") from error
+    # It will be cut, and the process may have put any other file there since it was looked at.
+    if not str(Path(f"/proc/self/fd/{page}").readlink()).startswith(_MEMFD):
+        os.close(page)
+        raise CannotMeasureError(f"{name} is no page of ours")
+    return page
 
 
 def _send(pidfd: int, signum: int) -> None:

@@ -87,7 +87,9 @@ class UtilityCalls:
 
     def finish(self, done: CallDone) -> None:
         """Answer a call that waited for the workers."""
-        answer = self._waiting.pop(done.call_id)
+        answer = self._waiting.pop(done.call_id, None)
+        if answer is None:
+            return  # its client used the number twice, and has the answer to the other call
         try:
             value = msgspec.to_builtins(answer(done.futures))
         except Exception as error:  # noqa: BLE001 - border: a call must not end the engine

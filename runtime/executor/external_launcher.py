@@ -23,6 +23,7 @@ from vcli.runtime.messages import ChildMessage, GroupReport, ModelRunnerOutput
 from vcli.runtime.process.failures import report_error
 from vcli.runtime.worker.call_messages import STEP_METHODS
 from vcli.runtime.worker.dispatch import DEFAULT_WORKER_CLS, check_rpc_method
+from vcli.runtime.worker.replies import PendingResult
 from vcli.topology.errors import ConfigError
 
 
@@ -90,6 +91,8 @@ class ExternalLauncherExecutor(UniProcExecutor):
     def _step_result(self, worker: ExchangingWorker, call: RpcCall) -> ModelRunnerOutput | None:
         # Not caught: the others may be in a collective of the step, and can't be told here.
         result = self._local.run(call)
+        if isinstance(result, PendingResult):
+            result = result.resolve()
         data = worker.hand_out(msgspec.msgpack.encode(result), self._config.plan.output_rank)
         return msgspec.msgpack.decode(data, type=ModelRunnerOutput | None)
 

@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from queue import SimpleQueue
@@ -66,6 +67,8 @@ class LocalRank:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._resolutions: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._resolver: threading.Thread | None = None
+        # What the device still computes: the rank is busy until it is done.
+        self._on_device: deque[tuple[str, float]] = deque()
         self._thread = threading.Thread(target=self._run_jobs, name=self.title, daemon=True)
 
     def start(
@@ -92,8 +95,11 @@ class LocalRank:
         self._jobs.put(lambda: self._serve(call_id, call))
 
     def activity(self) -> RankActivity | None:
-        """What the rank does now."""
-        doing = self._doing
+        """What the rank does now, its device included."""
+        try:
+            doing: tuple[str, float] | None = self._on_device[0]
+        except IndexError:
+            doing = self._doing
         return None if doing is None else RankActivity(doing[0], time.monotonic() - doing[1])
 
     def stop(self, timeout_s: float) -> None:
@@ -156,11 +162,12 @@ class LocalRank:
             self._rpc.deliver_failure(call_id, self._failure_of(error, call))
         else:
             if isinstance(result, PendingResult):
-                self._resolve_later(lambda: self._settle(call_id, call, result.resolve))
+                self._resolve_later(call, lambda: self._settle(call_id, call, result.resolve))
             else:
                 self._rpc.deliver(self._rank, call_id, result)
 
-    def _resolve_later(self, job: Callable[[], None]) -> None:
+    def _resolve_later(self, call: RpcCall, job: Callable[[], None]) -> None:
+        self._on_device.append((call.name, time.monotonic()))
         if self._resolver is None:
             self._resolver = threading.Thread(
                 target=self._run_resolutions, name=f"{self.title}-results", daemon=True
@@ -173,6 +180,7 @@ class LocalRank:
             self._worker.bind_thread()
         while (job := self._resolutions.get()) is not None:
             job()
+            self._on_device.popleft()
             del job
 
     def _failure_of(self, error: Exception, call: RpcCall) -> Any:

@@ -192,10 +192,11 @@ class RingRanks:
         return self._rpc.has_pending
 
     def take(self, ready: Sequence[BroadcastReader]) -> bool:
-        """Settle calls with what came; False when that ended a rank's replies."""
-        num_ranks = len(self._replies)
+        """Settle calls with what came; False when the replies of one of these have ended."""
         for reader in ready:
-            rank = self._replies[reader]
+            rank = self._replies.get(reader)
+            if rank is None:  # another wait has seen the end
+                continue
             try:
                 self._take_reply(rank, reader.recv(_REPLY_PART_TIMEOUT_S))
                 reader.release()
@@ -204,7 +205,7 @@ class RingRanks:
             except PeerDiedError:
                 # The process monitor tells why; here is only nothing more to read.
                 del self._replies[reader]
-        return len(self._replies) == num_ranks
+        return all(reader in self._replies for reader in ready)
 
     def _receive(self) -> None:
         """Settle futures with what the ranks send, until told to stop."""

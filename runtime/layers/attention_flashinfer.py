@@ -1,8 +1,8 @@
 """Attention by FlashInfer's paged kernels: CUDA, bfloat16 and float16, head sizes 64, 128, 256.
 
 Shapes as in `attention`. Decodes and prefills use one compiled module, FlashInfer's `fa2` prefill:
-its tensor cores also serve the queries of a decode, which are few. See `flashinfer_kernels` for
-how it is compiled.
+its tensor cores also serve the queries of a decode, which are few. FlashInfer compiles it with nvcc
+and ninja at the first plan on a machine, for half a minute and more.
 
 FlashInfer plans on the host and copies the plan to the device without waiting, on the current
 stream. So all work of one back end must be on one stream, and the pinned memory that a copy reads
@@ -11,6 +11,7 @@ steps ahead of the device.
 """
 
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Final
 
 import numpy as np
@@ -18,11 +19,14 @@ import numpy.typing as npt
 import torch
 
 from vcli.runtime.layers.attention import ForwardMetadata, IntArray
-from vcli.runtime.layers.flashinfer_kernels import KERNEL_BACKEND, import_flashinfer
+from vcli.topology.errors import UnfitError
 
 LongArray = npt.NDArray[np.int64]
 
 KV_LAYOUT: Final = "NHD"
+#: `auto` would take FlashInfer's `fa3` for prefills on Hopper: a second module, compiled three
+#: times as long.
+KERNEL_BACKEND: Final = "fa2"
 #: The plan of a captured step: a few numbers for each block of threads.
 GRAPH_PLAN_BYTES: Final = 2**20
 #: Blocks of threads on one multiprocessor that FlashInfer reckons with when it splits contexts.
@@ -216,6 +220,21 @@ class FlashInferAttention:
             size = 1 << (needed - 1).bit_length()
             self._workspace = torch.zeros(size, dtype=torch.uint8, device=self._device)
         return self._workspace
+
+
+def import_flashinfer() -> Any:
+    """The module; it makes its cache folder and, on a machine with GPUs, a CUDA context.
+
+    Raises:
+        UnfitError: it is not installed, or something that it needs is missing.
+    """
+    try:
+        return import_module("flashinfer")
+    except (ImportError, OSError, RuntimeError) as error:
+        raise UnfitError(
+            f"FlashInfer cannot be imported: {error}",
+            hint="pip install 'vcli-toolkit[gpu]', or --attention-backend triton",
+        ) from error
 
 
 def paged_layout(seq_lens: IntArray, block_size: int) -> tuple[IntArray, IntArray]:

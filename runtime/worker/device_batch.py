@@ -75,9 +75,14 @@ def decode_columns(batch: InputBatch, step: ScheduledRows, out: IntArray) -> Non
 
 
 def fits_decode_columns(batch: InputBatch, step: ScheduledRows) -> bool:
-    """Whether `decode_columns` can say all that the device has to know of this step."""
+    """Whether `decode_columns` can say all that the device has to know of this step.
+
+    Not if it samples nothing: nobody waits for such a step, and its columns stand in a buffer that
+    is written again a few steps later.
+    """
     return (
         not batch.new_rows
+        and bool(step.samples.any())
         and bool((step.num_scheduled == 1).all())
         and all(len(new.block_ids) == 1 for new in batch.new_blocks)
     )

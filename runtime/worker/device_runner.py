@@ -174,7 +174,7 @@ class DeviceModelRunner(ModelRunner):
             )
         return _LocalLogits(
             step=step,
-            logits_NV=logits if len(logits) else None,
+            logits_NV=logits,
             keeps_samples=output.keeps_samples,
             sampled=(token_ids, best),
         )

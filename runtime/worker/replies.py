@@ -52,6 +52,13 @@ class ReplySender:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._num_waiting = 0
+        self.on_idle: Callable[[], None] = lambda: None
+        """Called by the thread of late replies when none is left."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a result is still on its way from the device."""
+        return self._num_waiting > 0
 
     def send(self, header: CallHeader, result: Any) -> None:
         """Answer a call. A result that can't be sent is a failure of its call."""
@@ -110,6 +117,8 @@ class ReplySender:
                 del item
                 with self._lock:
                     self._num_waiting -= 1
+                if not self.is_waiting:
+                    self.on_idle()
         except Exception as error:  # noqa: BLE001 - border: without this thread no reply comes
             self._context.fail_with(error)
 

@@ -6,6 +6,7 @@ The hot loop knows nothing of the model: everything it calls is a public method 
 """
 
 import contextlib
+import threading
 from typing import Any
 
 import msgspec
@@ -123,6 +124,8 @@ class WorkerLoop:
         self._watchdog = watchdog
         self._headers = msgspec.msgpack.Decoder(CallHeader)
         self._is_busy = False
+        self._lock = threading.Lock()
+        replies.on_idle = self._rest
 
     def leave(self) -> bool:
         """End the loop, from another thread; gives whether it is idle, and so will end at once.
@@ -143,23 +146,30 @@ class WorkerLoop:
 
     def _serve_one(self) -> bool:
         record = self._calls.recv()
-        self._is_busy = True
         header = self._headers.decode(record[0])
         if header.kind is CallKind.STOP:
             return False
-        self._calls.set_activity(header.method)
-        if header.method in STEP_METHODS:  # others may take their time, like a reload
-            self._watchdog.begin()
+        with self._lock:
+            self._is_busy = True
+            self._calls.set_activity(header.method)
+            if header.method in STEP_METHODS:  # others may take their time, like a reload
+                self._watchdog.begin()
         try:
             result = self._run(header, record[1:])
         except Exception as error:  # noqa: BLE001 - border: the worker's loop
             self._replies.fail(header, error)
         else:
             self._replies.send(header, result)
-        self._watchdog.end()
-        self._calls.set_activity("")
         self._is_busy = False
+        self._rest()
         return True
+
+    def _rest(self) -> None:
+        """Nothing is done any more, unless the device still is at a step, or a new call came."""
+        with self._lock:
+            if not (self._is_busy or self._replies.is_waiting):
+                self._watchdog.end()
+                self._calls.set_activity("")
 
     def _run(self, header: CallHeader, payload: list[memoryview]) -> Any:
         if header.kind is CallKind.EXECUTE_MODEL:

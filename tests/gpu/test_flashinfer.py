@@ -14,7 +14,6 @@ import torch
 from vcli.runtime.layers.attention import ForwardMetadata
 from vcli.runtime.layers.attention_flashinfer import FlashInferAttention
 from vcli.runtime.layers.attention_torch import TorchAttention
-from vcli.runtime.layers.flashinfer_kernels import compile_kernels, kernels_ready
 
 pytestmark = [
     pytest.mark.gpu,
@@ -35,8 +34,6 @@ class Setting:
     """A cache of random keys and values, and tables of shuffled blocks of it."""
 
     def __init__(self, dtype: torch.dtype, head_size: int, num_requests: int) -> None:
-        if not kernels_ready(dtype, head_size):
-            compile_kernels(dtype, head_size, timeout_s=600)
         self.device = torch.device("cuda", torch.cuda.current_device())
         self.generator = torch.Generator(self.device).manual_seed(7)
         self.dtype, self.head_size = dtype, head_size

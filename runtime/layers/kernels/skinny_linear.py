@@ -239,7 +239,7 @@ def _multiply_vector(
         HAS_BIAS=bias is not None,
         OUTPUTS=tuning.outputs,
         INPUTS=tuning.inputs,
-        AHEAD=tuning.ahead,
+        AHEAD=tuning.ahead if num_inputs > tuning.inputs else 1,
         EVEN=num_inputs % tuning.inputs == 0,
         num_warps=tuning.num_warps,
         **pdl_options(),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.executor.launched_engine import PROMPTS
-from tests.support.fake_worker import fake_config
+from tests.support.fake_worker import FakeWorker, SlowResult, fake_config, fake_step
 from tests.support.tiny_model import tiny_checkpoint
 from tests.support.worker_steps import engine_config
 from vcli.runtime.config import CacheConfig, LaunchedRank
@@ -78,6 +78,30 @@ def test_ranks_of_torchrun_generate_what_one_rank_does(
     assert result["groups"] == ["TP" if tp == 2 else "PP"]
     assert "rank 1" in result["error"]
     assert "only here" in result["error"]
+
+
+class ComputesLater(FakeWorker):
+    def execute_model(self, output):
+        return SlowResult(super().execute_model(output), 0.0, [])
+
+    def hand_out(self, data: bytes, src_rank: int) -> bytes:
+        return data
+
+
+def test_step_that_a_device_still_computes_is_waited_for_before_it_is_handed_out() -> None:
+    launched = LaunchedRank(
+        rank=0, local_rank=0, world_size=1, master_addr="127.0.0.1", master_port=29500
+    )
+    executor = ExternalLauncherExecutor(
+        fake_config(launched=launched),
+        on_message=lambda _: None,
+        worker_cls=f"{__name__}:ComputesLater",
+    )
+    executor.start()
+    result = executor.execute_model(fake_step(7, number=3))
+    executor.shutdown()
+    assert result is not None
+    assert (result.step, result.token_ids) == (7, [4])
 
 
 def test_variables_of_torchrun_and_of_mpi_name_the_rank() -> None:

@@ -121,6 +121,28 @@ def test_rank_that_is_only_busy_is_healthy_until_it_counts_as_stuck() -> None:
     executor.shutdown()
 
 
+class GatedResult:
+    """A result that the device has once the gate is open."""
+
+    def __init__(self, gate: threading.Event) -> None:
+        self._gate = gate
+
+    def resolve(self) -> bool:
+        return self._gate.wait(30)
+
+
+def test_rank_is_busy_until_its_device_is_done(executor: UniProcExecutor) -> None:
+    gate = threading.Event()
+    result = executor.collective_rpc(lambda _: GatedResult(gate), non_block=True)
+    # The rank's thread has left the call when it answers the next one.
+    assert executor.collective_rpc("echo", args=(1,)) == [1]
+    busy = executor.busy_with(0)
+    assert busy is not None
+    gate.set()
+    assert result.result(5) == [True]
+    wait_until(lambda: executor.busy_with(0) is None, 20)
+
+
 def test_arguments_do_not_live_until_the_next_call(executor: UniProcExecutor) -> None:
     payload = Payload()
     executor.collective_rpc("remember", args=(payload,))

@@ -83,6 +83,23 @@ def test_blocking_call_ends_when_a_rank_is_killed(started: MultiprocExecutor, be
     waiter.close()
 
 
+def test_end_of_a_rank_is_no_error_for_a_wait_that_began_before_another_one_saw_it(
+    started: MultiprocExecutor, bell: int
+) -> None:
+    waiter = started.waiter([bell])
+    rings = started._rings
+    assert rings is not None
+    waits = [rings.reader_set([]) for _ in range(2)]
+    with pytest.raises(WorkerDiedError):
+        started.execute_model(fake_step(number=STEP_KILLS_RANK_1))
+    for each in waits:
+        ready, _ = each.wait(WAIT_S)
+        assert ready
+        assert not rings.take(ready)
+        each.close()
+    waiter.close()
+
+
 def test_decision_about_spinning_counts_the_processes_of_the_plan(
     started: MultiprocExecutor,
 ) -> None:

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from tests.support.child_targets import spec
+from tests.support.processes import wait_until
 from vcli.runtime.errors import FailureReport, StartupError
 from vcli.runtime.messages import ChildMessage, ChildReady, ChildState
 from vcli.runtime.process.child import ChildSpec
@@ -132,9 +133,14 @@ def test_children_of_a_ray_actor_find_its_cluster(
     group.start([spec("tell_about_itself", ["RAY_ADDRESS"]), spec("be_parent", [grandchild])])
     told, _ = group.wait_ready(20)
     assert told["environ"] == {"RAY_ADDRESS": "10.0.0.1:6379"}
-    payloads = [message.payload for message in group.messages if isinstance(message, ChildReady)]
-    found = [payload["environ"] for payload in payloads if isinstance(payload, dict)]
-    assert found == [{"RAY_ADDRESS": "10.0.0.1:6379"}] * 2  # an engine core, and its worker
+
+    def found() -> list[dict[str, str]]:
+        ready = [message for message in group.messages if isinstance(message, ChildReady)]
+        return [each.payload["environ"] for each in ready if isinstance(each.payload, dict)]
+
+    # An engine core, and its worker; the group may know that a child is ready before this does.
+    wait_until(lambda: len(found()) == 2, 10)
+    assert found() == [{"RAY_ADDRESS": "10.0.0.1:6379"}] * 2
 
 
 def test_child_imports_what_only_its_parent_can_find(

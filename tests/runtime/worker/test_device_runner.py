@@ -164,3 +164,22 @@ def test_columns_of_a_decode_step_give_the_inputs_that_the_host_would_build():
     assert inputs.seq_lens.tolist() == [4, 5, 0, 0]
     # The second request's new block reached the device with the step.
     assert device.block_tables[second.rows[1], 1] == tables[1, 1]
+
+
+def test_step_that_samples_nothing_is_no_decode_step_though_its_chunk_is_one_token():
+    batch = InputBatch(max_num_seqs=1, max_model_len=64, block_size=4, has_late_samples=True)
+    scheduler = Scheduler(
+        SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=1),
+        CacheConfig(block_size=4, enable_prefix_caching=False),
+        kv_config(),
+        64,
+        keeps_samples=True,
+    )
+    scheduler.add_request(
+        EngineRequest(request_id="0", prompt_token_ids=[1, 2, 3], sampling=GREEDY)
+    )
+    fits = []
+    for _ in range(3):
+        step = batch.apply(scheduler.schedule())
+        fits.append((fits_decode_columns(batch, step), bool(step.samples.any())))
+    assert fits == [(False, False), (False, False), (True, True)]
