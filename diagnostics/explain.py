@@ -14,6 +14,8 @@ from vcli.diagnostics.symptoms import SYMPTOMS, Role, Sign, Symptom
 _MAX_EVIDENCE: Final = 5
 #: Hits that are told apart by a key (a rank that begins and ends) are kept up to this number.
 _MAX_KEYS: Final = 4096
+#: A message of several lines stands between a hit and the line below it that belongs to it.
+_MAX_LINES_BELOW: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,8 @@ class Match:
 class Explanation:
     """What a log says.
 
-    matches: causes, the first in the log first; where no cause is known, the first consequence.
+    matches: causes, the first in the log first; where no cause is known, vcli's own words, or
+    else the first consequence.
     followers: what only follows from it.
     """
 
@@ -91,6 +94,7 @@ class _Found:
     symptom: Symptom
     hits: list[_Hit] = field(default_factory=list)
     context: dict[int, _Hit] = field(default_factory=dict)
+    below: _Hit | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -109,6 +113,18 @@ class _Found:
         if self.symptom.ended_by and (hits or self.hits):
             hits = self._go_on(block, hits, limit=limit)
         self.hits += hits
+        if self.symptom.below and self.hits:
+            self._look_below(block)
+
+    def _look_below(self, block: _Block) -> None:
+        first = self.hits[0]
+        if self.below is not None or block.number > first.line + _MAX_LINES_BELOW:
+            return
+        is_here = first.line >= block.number
+        begin = block.data.find(b"\n", first.begin) if is_here else 0
+        for hit in _hits(self.symptom.below, block, limit=1, begin=begin):
+            if hit.line <= first.line + _MAX_LINES_BELOW:
+                self.below = hit
 
     def _go_on(self, block: _Block, hits: list[_Hit], *, limit: int) -> list[_Hit]:
         """Take back what was ended in this block; the hits of the block that are left."""
@@ -145,8 +161,9 @@ def explain_log(chunks: Iterable[bytes], *, symptoms: Sequence[Symptom] = SYMPTO
     matches = _matches(found)
     causes = [match for match in matches if match.symptom.role is Role.CAUSE]
     follow = [match for match in matches if match.symptom.role is not Role.CAUSE]
-    if not causes:
-        causes = [match for match in follow if match.symptom.role is Role.CONSEQUENCE][:1]
+    for role in (Role.OWN, Role.CONSEQUENCE):
+        causes = causes or [match for match in follow if match.symptom.role is role][:1]
+    if not any(match.symptom.role is Role.CAUSE for match in causes):
         follow = [match for match in follow if match not in causes] if causes else []
     return Explanation(
         matches=tuple(causes),
@@ -213,13 +230,15 @@ def _match(found: _Found, hits: Sequence[_Hit]) -> Match:
     for hit in (*found.context.values(), hits[0]):
         values.update(hit.values)
     symptom = found.symptom
+    below = [found.below] if found.below else []
+    remedy = below[0].values["remedy"] if below else symptom.remedy.format_map(values)
     context = [hit for hit in found.context.values() if hit.line not in {h.line for h in hits}]
     return Match(
         symptom=symptom,
         cause=redact(symptom.cause.format_map(values)),
-        remedy=redact(symptom.remedy.format_map(values)),
+        remedy=redact(remedy.strip()),
         evidence=tuple(
             Evidence(line=hit.line, text=shown(hit.text, hit.position))
-            for hit in (*hits, *sorted(context, key=lambda hit: hit.line))
+            for hit in (*hits, *below, *sorted(context, key=lambda hit: hit.line))
         ),
     )

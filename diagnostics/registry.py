@@ -92,7 +92,8 @@ class CheckRegistry:
         hint = f"did you mean {' or '.join(dict.fromkeys(near[:3]))}?" if near else ""
         raise ConfigError(
             f"there is no check or group {word!r}",
-            hint=hint or f"groups: {', '.join(self._groups())}; all checks: doctor --list-checks",
+            hint=hint
+            or f"groups: {', '.join(self._groups())}; all checks: vcli doctor --list-checks",
         )
 
     def with_requirements(self, checks: Iterable[Check]) -> tuple[Check, ...]:

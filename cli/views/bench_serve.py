@@ -45,12 +45,13 @@ def serve_table(host: HostFacts, address: ServerAddress, result: ServeBenchResul
     spec, rates = result.spec, _throughput(result)
     rate = "all at once" if math.isinf(spec.request_rate) else f"{spec.request_rate:g}/s on average"
     limit = f", at most {spec.max_concurrency} at a time" if spec.max_concurrency else ""
+    sent_as = f" (sent as {result.prompts})" if result.prompts else ""
     unfinished = f", {result.num_unsent} not finished" if result.num_unsent else ""
     lines = [
         f"{address.authority}{address.prefix}, model {result.model or '-'}, {spec.endpoint}, "
         f"{host.date}",
-        f"{spec.num_prompts} requests {rate}{limit}: {spec.input_len} tokens in "
-        f"({result.prompts or '-'} prompts), {spec.output_len} out",
+        f"{spec.num_prompts} requests {rate}{limit}: {spec.input_len} prompt tokens "
+        f"each{sent_as}, {spec.output_len} output tokens",
         f"{len(result.successes)} succeeded, {len(result.failures)} failed{unfinished}, "
         f"{result.duration_s:.2f} s",
         f"{rates['requests_per_s']:.2f} requests/s, {rates['output_tokens_per_s']:,.1f} output "

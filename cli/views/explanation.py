@@ -1,6 +1,5 @@
 """What `vcli explain` prints: a check, or the cause that a log gives away."""
 
-import inspect
 import textwrap
 from collections.abc import Collection, Sequence
 
@@ -23,7 +22,7 @@ def check_view(check: Check, dialect: Dialect, *, width: int) -> str:
     rows = [
         ("group", f"{GROUPS[check.group]} (vcli doctor {check.group})"),
         ("level", check.level.value + (", part of every start" if check.is_preflight else "")),
-        ("looks at", inspect.cleandoc(check.explanation)),
+        ("looks at", " ".join(check.explanation.split())),
         ("expects", check.expected),
         ("why", check.why),
         *((_remedy_label(key, texts), text) for key, text in texts.items()),

@@ -33,7 +33,9 @@ def _section(symptom: Symptom) -> list[str]:
     lines += [f"- Cause: {_text(symptom.cause)}", f"- Remedy: {_text(symptom.remedy)}"]
     if symptom.check:
         lines.append(f"- Check: [{symptom.check}](checks/{symptom.check}.md)")
-    if symptom.role is not Role.CAUSE:
+    if symptom.below:
+        lines.append("- The hint that vcli prints below the line goes before this remedy")
+    if symptom.role not in (Role.CAUSE, Role.OWN):
         lines.append("- A consequence: the cause is another line")
     if symptom.reports:
         lines.append(f"- Reported in: {symptom.reports}")

@@ -93,8 +93,8 @@ def _nvml_failure(problem: NvmlProblem) -> Finding:
     why="an old driver refuses the CUDA that torch brings",
     expected="a driver of at least the version that this CUDA needs",
     remedy=Remedy(
-        bare_metal="install a driver of {need} or newer and reboot; or a torch for CUDA {cuda}, by "
-        "the line that https://pytorch.org/get-started/locally shows",
+        bare_metal="install a driver of {need} or newer and reboot; or a torch for CUDA {version}, "
+        "by the line that https://pytorch.org/get-started/locally shows",
         docker="update the driver of the host to {need} or newer, or use an image with an older "
         "CUDA",
     ),
@@ -117,7 +117,7 @@ def driver_version(context: CheckContext) -> Finding:
     builds = {11: "11.8", 12: "12.6", 13: "13.0"}
     return failed(
         f"{text}, which needs {need[0]}.{need[1]} or newer",
-        values={"need": f"{need[0]}.{need[1]}", "cuda": builds[fitting]},
+        values={"need": f"{need[0]}.{need[1]}", "version": builds[fitting]},
     )
 
 

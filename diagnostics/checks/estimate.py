@@ -52,7 +52,7 @@ def start_estimate(context: CheckContext) -> Finding:
         parts.append(f"{size_text(size)} of weights at {size_text(speed)}/s")
     elif not parts:
         return skipped(NO_MODEL if context.model is None else "no weight files on this machine")
-    text = f"about {max(1, round(total_s))} s: {', '.join(parts)}"
+    text = f"loading takes about {max(1, round(total_s))} s: {', '.join(parts)}"
     if total_s > START_TIMEOUT_S:
         folder = files[0].parent if files else "-"
         return warned(text, values={"timeout": int(total_s * 1.5), "folder": folder})

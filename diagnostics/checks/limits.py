@@ -49,7 +49,7 @@ _SOCKET_NAME: Final = "/pymp-xxxxxxxx/listener-xxxxxxxx"
 _SHM_REMEDY: Final = Remedy(
     bare_metal="sudo mount -o remount,size={size} /dev/shm",
     docker="docker run --shm-size={size} …   (or --ipc=host)",
-    kubernetes="volumes: [{{name: shm, emptyDir: {{medium: Memory, sizeLimit: {size}i}}}}], "
+    kubernetes="volumes: [{{name: shm, emptyDir: {{medium: Memory, sizeLimit: {quantity}}}}}], "
     "mounted at /dev/shm",
     slurm="sudo mount -o remount,size={size} /dev/shm   on the node (ask its administrator)",
 )
@@ -62,7 +62,8 @@ def _shm_need(context: CheckContext) -> int:
 
 
 def _shm_values(need: int) -> dict[str, object]:
-    return {"size": f"{max(1, -(-need // GIB))}G"}
+    size = f"{max(1, -(-need // GIB))}G"
+    return {"size": size, "quantity": f"{size}i"}
 
 
 @check(

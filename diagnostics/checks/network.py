@@ -9,6 +9,10 @@ from vcli.topology import NicFacts
 
 _ONE_NODE = "one node"
 _PORTS_TRIED = 50
+_REACHABLE = Remedy(
+    bare_metal="on all nodes the same --master-addr ADDRESS, an address of node 0 that the others "
+    "reach; {where}",
+)
 
 
 @check(
@@ -43,7 +47,8 @@ def own_address(context: CheckContext) -> Finding:
     if is_loopback(toward[0]):
         return failed(
             f"{toward[0]} toward {master}: the other {context.nnodes - 1} node(s) cannot reach it",
-            values=values,
+            remedy=_REACHABLE,
+            values={"where": _where(context)},
             is_typed=True,
         )
     nic = _nic_of(context, toward[0])
@@ -52,6 +57,24 @@ def own_address(context: CheckContext) -> Finding:
 
 def _is_literal(host: str) -> bool:
     return ":" in host or host.replace(".", "").isdigit()
+
+
+def _own_addresses(context: CheckContext) -> list[tuple[str, str]]:
+    """Addresses of this host that others may reach, with the interface of each."""
+    return [
+        (address, nic.name)
+        for nic in context.host.nics
+        for address in nic.addresses
+        if nic.is_up and not is_loopback(address) and not address.startswith("fe80")
+    ]
+
+
+def _where(context: CheckContext) -> str:
+    """Where the address of node 0 is found."""
+    own = listing([f"{address} ({name})" for address, name in _own_addresses(context)])
+    if context.plan.config.own_node_rank:
+        return f"on node 0 `ip -br addr` shows them; this host, not node 0, has {own or 'none'}"
+    return f"this host has {own or 'none'}"
 
 
 def _nic_of(context: CheckContext, address: str) -> NicFacts | None:
@@ -95,7 +118,10 @@ def master_name(context: CheckContext) -> Finding:
     text = master if found == (master,) else f"{master} is {listing(found)}"
     if config.own_node_rank > 0 and all(is_loopback(address) for address in found):
         return failed(
-            f"{text} on node {config.own_node_rank}: that is this host itself", is_typed=True
+            f"{text} on node {config.own_node_rank}: that is this host itself",
+            remedy=_REACHABLE,
+            values={"where": _where(context)},
+            is_typed=True,
         )
     if seconds > 1.0:
         return warned(f"{text}, after {seconds:.1f} s")
@@ -124,12 +150,7 @@ def owns_master(context: CheckContext) -> Finding:
     found = (master,) if _is_literal(master) else context.network.addresses_of(master)
     if any(context.network.is_local(address) for address in found):
         return passed(f"{master} is this host's")
-    own = [
-        address
-        for nic in context.host.nics
-        for address in nic.addresses
-        if nic.is_up and not is_loopback(address) and not address.startswith("fe80")
-    ]
+    own = [address for address, _ in _own_addresses(context)]
     return failed(
         f"{master} is no address of this host, which has {listing(own) or 'none'}",
         values={"own": own[0] if own else "ADDRESS"},

@@ -123,9 +123,9 @@ def _is_within(version: str, ranges: str) -> bool:
     why="the wrong build of torch sees no GPU, or refuses the driver",
     expected="a CUDA build for GPUs, for a CUDA that the driver knows",
     remedy=Remedy(
-        bare_metal="choose CUDA {cuda} on https://pytorch.org/get-started/locally and run the line "
-        "it shows, with --force-reinstall",
-        docker="in the image: install torch for CUDA {cuda} by the line that "
+        bare_metal="choose CUDA {version} on https://pytorch.org/get-started/locally and run the "
+        "line it shows, with --force-reinstall",
+        docker="in the image: install torch for CUDA {version} by the line that "
         "https://pytorch.org/get-started/locally shows",
     ),
     is_preflight=True,
@@ -151,7 +151,8 @@ def torch_build(context: CheckContext) -> Finding:
             has_gpu = bool(context.host.gpus) or has_nvidia_gpu(context.files.root)
             return passed(measured + (", planned for the CPU" if has_gpu else ""))
         return failed(
-            f"{measured} has no CUDA, the plan is for GPUs", values={"cuda": _newest_cuda(driver)}
+            f"{measured} has no CUDA, the plan is for GPUs",
+            values={"version": _newest_cuda(driver)},
         )
     built = version_tuple(build.cuda)
     if not driver or built[:2] <= driver[:2]:
@@ -159,7 +160,7 @@ def torch_build(context: CheckContext) -> Finding:
     text = f"torch {build.version} is for CUDA {build.cuda}, the driver knows up to " + (
         ".".join(map(str, driver[:2]))
     )
-    values = {"cuda": _newest_cuda(driver)}
+    values = {"version": _newest_cuda(driver)}
     if built[0] > driver[0]:
         return failed(text, values=values)
     return warned(

@@ -194,7 +194,7 @@ def node_environ(context: CheckContext) -> Finding:
         bare_metal="sudo mount -o remount,size={size} /dev/shm   (or ray start "
         "--object-store-memory BYTES)",
         docker="docker run --shm-size={size} …",
-        kubernetes="an emptyDir with medium: Memory and sizeLimit: {size}i at /dev/shm",
+        kubernetes="an emptyDir with medium: Memory and sizeLimit: {quantity} at /dev/shm",
     ),
 )
 def object_store(context: CheckContext) -> Finding:
@@ -212,7 +212,10 @@ def object_store(context: CheckContext) -> Finding:
     if free < need:
         return warned(
             f"{size_text(free)} free in /dev/shm, {size_text(need)} wanted",
-            values={"size": f"{-(-need // 1024**3)}G"},
+            values={
+                "size": f"{-(-need // 1024**3)}G",
+                "quantity": f"{-(-need // 1024**3)}Gi",
+            },
         )
     return passed(f"{size_text(free)} free in /dev/shm")
 

@@ -8,6 +8,7 @@ from vcli.diagnostics.symptoms.limits import LIMITS
 from vcli.diagnostics.symptoms.model import MODEL
 from vcli.diagnostics.symptoms.nccl import NCCL
 from vcli.diagnostics.symptoms.network import NETWORK
+from vcli.diagnostics.symptoms.own import OWN
 from vcli.diagnostics.symptoms.p2p import P2P
 from vcli.diagnostics.symptoms.ray import RAY
 from vcli.diagnostics.symptoms.symptom import Role, Sign, Symptom
@@ -22,6 +23,7 @@ CATALOGUE: Final = {
     "Copies between GPUs": P2P,
     "NCCL between nodes": NCCL,
     "Model": MODEL,
+    "vcli's own words": OWN,
     "Consequences": CONSEQUENCES,
 }
 SYMPTOMS: Final[tuple[Symptom, ...]] = tuple(

@@ -89,12 +89,19 @@ CONSEQUENCES: Final = (
         signs=(
             Sign("NCCL communicator was aborted on rank"),
             Sign("ncclRemoteError: "),
-            Sign("ncclSystemError: "),
-            Sign("ncclUnhandledCudaError: "),
             Sign("ncclUniqueId from [", r"got error: (?:Connection reset|Broken pipe|.*closed)"),
         ),
         cause="the error of NCCL that comes before it, on this rank or another, is the reason",
         remedy=_FIRST_ERROR + "; NCCL_DEBUG=WARN prints NCCL's own",
+    ),
+    Symptom(
+        name="nccl-call-failed",
+        title="a call to NCCL failed on this rank",
+        role=Role.CONSEQUENCE,
+        signs=(Sign("ncclSystemError: "), Sign("ncclUnhandledCudaError: ")),
+        cause="the system or CUDA refused NCCL something; the line says which kind, not what",
+        remedy="NCCL_DEBUG=WARN prints NCCL's own error, with what it asked for; 'Last error' "
+        "below the line may have it, too",
     ),
     Symptom(
         name="connection-closed",

@@ -7,11 +7,13 @@ from enum import StrEnum
 class Role(StrEnum):
     """What a line of this kind is in the story of a failure.
 
-    A consequence is told only where no cause is known; an echo (a closed connection, a signal to
-    the other ranks) stands in healthy ends too, and is only counted behind a cause.
+    What vcli says of its own failure (`own`) is told where no cause is known, before a
+    consequence. An echo (a closed connection, a signal to the other ranks) stands in healthy ends
+    too, and is only counted behind a cause.
     """
 
     CAUSE = "cause"
+    OWN = "own"
     CONSEQUENCE = "consequence"
     ECHO = "echo"
 
@@ -36,6 +38,7 @@ class Symptom:
 
     signs: any of these lines, at least `min_hits` times.
     also: context; one sign of each of these groups must stand somewhere in the log.
+    below: a line shortly below the first hit; its group `remedy` is told instead of `remedy`.
     ended_by: a later line of these takes the hits before it back: it went on.
     check: the id of the check that tells it before the start; None where there is none.
     reports: where it was reported, for the page.
@@ -51,6 +54,7 @@ class Symptom:
     check: str | None = None
     role: Role = Role.CAUSE
     also: tuple[tuple[Sign, ...], ...] = ()
+    below: tuple[Sign, ...] = ()
     ended_by: tuple[Sign, ...] = ()
     min_hits: int = 1
     reports: str = ""

@@ -137,7 +137,7 @@ class _Load:
             self._note(f"! so prompts are {result.prompts}, token counts from {result.counts_from}")
         began_s = time.monotonic()
         places = asyncio.Semaphore(spec.max_concurrency or spec.num_prompts)
-        progress = asyncio.create_task(self._tell_progress())
+        progress = asyncio.create_task(self._tell_progress(client))
         try:
             async with asyncio.TaskGroup() as group:
                 for index, start_s in enumerate(spec.start_times()):
@@ -155,9 +155,15 @@ class _Load:
             # What is still to be sent would fail in the same way, one after the other.
             self._server_gone.set()
 
-    async def _tell_progress(self) -> None:
+    async def _tell_progress(self, client: ServeClient) -> None:
         while True:
             await asyncio.sleep(_NOTE_EVERY_S)
             result = self._result
             failed = f", {len(result.failures)} failed" if result.failures else ""
-            self._note(f"{len(result.records)} of {self._spec.num_prompts} requests{failed}")
+            running = sum(len(record.arrivals) for record in client.running)
+            tokens = sum(record.output_tokens for record in result.records) + running
+            self._note(
+                f"{len(result.records)} of {self._spec.num_prompts} requests{failed}, "
+                f"{'about ' if running else ''}{tokens:,} of "
+                f"{self._spec.num_prompts * self._spec.output_len:,} output tokens"
+            )

@@ -85,6 +85,8 @@ class ServeClient:
         self.dialect = Dialect(
             prompts="text" if spec.endpoint == "chat" else "tokens", has_extras=True
         )
+        self.running: set[RequestRecord] = set()
+        """What is being measured; the pieces that came stand in `arrivals`."""
 
     async def settle(self) -> str:
         """Find the dialect with a short request; what was refused on the way, else "".
@@ -121,6 +123,7 @@ class ServeClient:
     async def measure(self, index: int) -> RequestRecord:
         """Send one request and follow its answer; a failure stands in the record."""
         record = RequestRecord(index=index, sent_s=time.monotonic(), arrivals=[])
+        self.running.add(record)
         try:
             async with asyncio.timeout(self._spec.request_timeout_s):
                 await self._ask(record, max_tokens=self._spec.output_len)
@@ -131,6 +134,7 @@ class ServeClient:
             record.is_connection_lost = isinstance(error, ServerGoneError | BrokenResponseError)
         finally:
             record.ended_s = record.ended_s or time.monotonic()
+            self.running.remove(record)
         return record
 
     async def _ask(self, record: RequestRecord, *, max_tokens: int) -> None:

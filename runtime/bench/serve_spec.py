@@ -96,7 +96,7 @@ class ServeBenchSpec:
         return " ".join(draw.choice(_WORDS) for _ in range(self.input_len))
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class RequestRecord:
     """One request. Times in seconds of the monotonic clock; `error` is empty for a success.
 

@@ -46,7 +46,8 @@ class RankProgress:
         """In words."""
         if self.is_waiting:
             return f"in {self.operation} of {self.kind} (collective {self.num_entered})"
-        return f"outside of a collective, after {self.num_entered}"
+        plural = "s" * (self.num_entered != 1)
+        return f"outside of a collective, after {self.num_entered} collective{plural}"
 
 
 class ProgressLine:

@@ -80,7 +80,7 @@ def test_the_document_has_the_fields_of_the_contract() -> None:
     [
         (["net-99"], "no check or group 'net-99'", "NET-"),
         (["hots"], "no check or group 'hots'", "host"),
-        (["--skip", "zzz"], "no check or group 'zzz'", "--list-checks"),
+        (["--skip", "zzz"], "no check or group 'zzz'", "vcli doctor --list-checks"),
         (["--model", "/no/such"], "model '/no/such' does not exist", "config.json"),
         (["-tp", "0"], "tensor_parallel_size=0", "1"),
         (["--port", "99999"], "port 99999", "--port 8000"),

@@ -53,6 +53,26 @@ def test_a_check_tells_what_it_looks_at_and_what_to_type() -> None:
         assert text in ran.out
 
 
+def test_the_paragraphs_of_a_check_are_filled_without_gaps() -> None:
+    out = Ran(["lim-02"]).out
+    assert "drops it. At most" in " ".join(line.strip() for line in out.splitlines())
+    assert "SIZEi" not in out
+    assert "CUDA CUDA" not in Ran(["py-03"]).out
+
+
+def test_a_killed_worker_of_our_own_log_is_told_with_the_hint_below(tmp_path: Path) -> None:
+    path = tmp_path / "serve.log"
+    path.write_text(
+        "   9.3 s  serving tiny at http://127.0.0.1:8131 · try: curl http://127.0.0.1:8131/v1\n"
+        "error: Worker_TP1 (rank 1) pid 12741 on node0 failed in serving: killed by SIGKILL\n"
+        "  → often the kernel's out-of-memory killer: look for the pid in `dmesg`\n"
+    )
+    ran = Ran([str(path)])
+    assert f"{path}:2: a process of vcli was killed by SIGKILL" in ran.out
+    assert "  line 2     error: Worker_TP1 (rank 1) pid 12741" in ran.out
+    assert "  remedy     often the kernel's out-of-memory killer" in ran.out
+
+
 def test_a_check_names_the_symptoms_that_it_foretells() -> None:
     assert "NCCL finds no room in /dev/shm" in Ran(["LIM-01"]).out
 
@@ -81,7 +101,8 @@ def test_a_log_tells_cause_lines_remedy_and_check() -> None:
     assert "  line 36    gpu-node-1:8101:8301 [1] include/shm.h:28 NCCL WARN Call" in ran.out
     assert "--shm-size=8g" in ran.out
     assert "vcli doctor lim-01" in ran.out
-    assert "follows    NCCL gave up because another rank is gone (line" in ran.out
+    assert "follows    a call to NCCL failed on this rank (line" in ran.out
+    assert "another rank is gone" not in ran.out
 
 
 def test_a_log_as_json_has_the_fields_of_the_contract() -> None:

@@ -72,7 +72,7 @@ def ticking(seconds: float) -> Any:
 
 CASES = [
     Case(id="PROC-06", status=SKIP, says="no model was named"),
-    Case(id="PROC-06", status=PASS, says="of weights at", prepare=checkpoint()),
+    Case(id="PROC-06", status=PASS, says="loading takes about", prepare=checkpoint()),
     Case(
         id="PROC-06",
         status=WARN,

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from tests.support.scripted_server import STREAM_HEAD, piece, scripted, whole
+from vcli.runtime.bench import serve
 from vcli.runtime.bench.http_client import parse_base_url
 from vcli.runtime.bench.serve import run_serve_bench
 from vcli.runtime.bench.serve_spec import RequestRecord, ServeBenchSpec
@@ -206,6 +207,30 @@ def test_a_request_without_an_answer_fails_at_its_deadline():
         never.set()
     assert result.failures[0].error == "no whole answer within 0.3 s"
     assert result.status is ExitStatus.UNFIT
+
+
+def test_progress_counts_the_tokens_of_requests_that_still_run(monkeypatch):
+    monkeypatch.setattr(serve, "_NOTE_EVERY_S", 0.01)
+    notes, has_told = [], threading.Event()
+
+    def note(line):
+        notes.append(line)
+        if "about 2 of 12 output tokens" in line:
+            has_told.set()
+
+    def handle(request, connection):
+        connection.sendall(STREAM_HEAD + piece(text("a")) + piece(text("b")))
+        if body_of(request)["max_tokens"] == 12:  # not the question before the load
+            has_told.wait(20)
+        connection.sendall(piece(text("c", "stop")) + piece(DONE) + piece(b""))
+
+    with scripted(handle) as server:
+        spec = spec_of(num_prompts=1, output_len=12)
+        address = parse_base_url(server.url)
+        result = run_serve_bench(spec, address, model="m", headers={}, note=note)
+    assert has_told.is_set(), notes
+    assert "0 of 1 requests, about 2 of 12 output tokens" in notes
+    assert result.status is ExitStatus.OK
 
 
 def test_never_more_requests_at_a_time_than_asked_for():
