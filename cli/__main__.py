@@ -1,5 +1,5 @@
 """`python -m vcli.cli`."""
 
-from vcli.cli.main import run
+from vcli.cli.entry import run
 
 run()

@@ -1,6 +1,5 @@
 """One `vcli bench offline`: start the engine, run the workloads, print what is known."""
 
-import math
 import tempfile
 from contextlib import closing
 from dataclasses import dataclass
@@ -38,11 +37,15 @@ if TYPE_CHECKING:
 SCHEMA = "vcli.bench-offline/1"
 _MAX_REPEAT = 1000
 _MAX_CALLS = 1_000_000
+#: Of a device's GB/s and TFLOP/s: floors of all workloads stay finite.
+_SPEEDS = (0.001, 1e6)
+_DEFAULT_WORKLOAD = "all"
+_DEFAULT_LENS = (512, 128)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflineAsked:
-    """What was typed about the measurement.
+    """What was typed about the measurement; None for what was left out.
 
     Raises:
         ConfigError: a number out of range, or two flags that exclude each other.
@@ -51,10 +54,10 @@ class OfflineAsked:
     model: str | None
     revision: str | None
     shape: str | None
-    workload: str
+    workload: str | None
     num_prompts: int | None
-    input_len: int
-    output_len: int
+    input_len: int | None
+    output_len: int | None
     repeat: int
     rpc_calls: int
     memory_bandwidth: float | None
@@ -66,16 +69,7 @@ class OfflineAsked:
                 f"MODEL {self.model} and --shape {self.shape} are two models",
                 hint="leave one of them out",
             )
-        if self.num_prompts is None:
-            check_name(self.workload)
-        else:
-            check_counts(
-                [
-                    ("--num-prompts", self.num_prompts),
-                    ("--input-len", self.input_len),
-                    ("--output-len", self.output_len),
-                ]
-            )
+        self._check_workload()
         if not 1 <= self.repeat <= _MAX_REPEAT:
             raise ConfigError(
                 f"--repeat {self.repeat} must be 1 to {_MAX_REPEAT}", hint="--repeat 2"
@@ -88,18 +82,41 @@ class OfflineAsked:
             ("--memory-bandwidth", self.memory_bandwidth, "4800"),
             ("--peak-tflops", self.peak_tflops, "989"),
         ):
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise ConfigError(f"{flag} {value:g} must be above 0", hint=f"{flag} {usual}")
+            low, high = _SPEEDS
+            if value is not None and not low <= value <= high:
+                raise ConfigError(
+                    f"{flag} {value:g} must be {low:g} to {high:.0f}", hint=f"{flag} {usual}"
+                )
+
+    def _check_workload(self) -> None:
+        lengths = [("--input-len", self.input_len), ("--output-len", self.output_len)]
+        typed = [(flag, value) for flag, value in lengths if value is not None]
+        if self.num_prompts is not None:
+            if self.workload is not None:
+                raise ConfigError(
+                    f"--workload {self.workload} and --num-prompts {self.num_prompts} are two "
+                    "workloads",
+                    hint="leave one of them out",
+                )
+            check_counts([("--num-prompts", self.num_prompts), *typed])
+            return
+        for flag, value in typed:
+            raise ConfigError(
+                f"{flag} {value} is the length of requests of --num-prompts, which is left out",
+                hint=f"--num-prompts 32 {flag} {value}",
+            )
+        check_name(self.workload or _DEFAULT_WORKLOAD)
 
     def workloads(self, vocab_size: int) -> tuple[Workload, ...]:
         """The workloads, for a model of this vocabulary."""
         if self.num_prompts is None:
-            return fixed_workloads(self.workload)
+            return fixed_workloads(self.workload or _DEFAULT_WORKLOAD)
+        input_len, output_len = _DEFAULT_LENS
         return (
             equal_workload(
                 num_prompts=self.num_prompts,
-                input_len=self.input_len,
-                output_len=self.output_len,
+                input_len=self.input_len or input_len,
+                output_len=self.output_len or output_len,
                 vocab_size=vocab_size,
             ),
         )

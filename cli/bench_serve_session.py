@@ -1,10 +1,11 @@
 """One `vcli bench serve`: run the load, print and save what is known."""
 
 import json
-import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
+from vcli.cli.doctor_page import PageFile
 from vcli.cli.environment import Environment
 from vcli.cli.output import Output
 from vcli.cli.views.bench_serve import request_rows, serve_document, serve_table
@@ -35,7 +36,9 @@ class BenchServeSession:
             ConfigError: what was typed is wrong, or the server refuses it.
             UnfitError: the server cannot answer the first request.
         """
-        path = None if self.save is None else self._writable(self.save)
+        file = None
+        if self.save is not None:
+            file = PageFile.at(self.save, self.environment.cwd, "--save results.json")
         key = self.environment.environ.get("OPENAI_API_KEY", "")
         if not (key.isascii() and key.isprintable()):
             raise ConfigError("OPENAI_API_KEY has characters that no key has", hint="unset it")
@@ -48,17 +51,27 @@ class BenchServeSession:
             note=self.output.note,
         )
         document = serve_document(host, self.address, result)
-        problem = self._problem(result)
+        problems = [self._problem(result)]
+        status = result.status
+        if file is not None:
+            try:
+                self._write(file, document, result)
+            except VcliError as error:
+                problems.append(error)
+                status = status or error.exit_status
         if self.output.json_mode:
-            self.output.document(SCHEMA, document, result.status)
+            self.output.document(SCHEMA, document, status)
         else:
             self.output.result(serve_table(host, self.address, result))
-        if problem is not None:
-            self.output.note_error(problem)
-        if path is not None:
-            whole = {"schema": SCHEMA, "exit_code": int(result.status), **document}
-            self._save(path, json.dumps({**whole, "requests": request_rows(result)}, indent=2))
-        return result.status
+        for problem in problems:
+            if problem is not None:
+                self.output.note_error(problem)
+        return status
+
+    def _write(self, file: PageFile, document: Mapping[str, Any], result: ServeBenchResult) -> None:
+        whole = {"schema": SCHEMA, "exit_code": int(result.status), **document}
+        rows = request_rows(result)
+        file.write(json.dumps({**whole, "requests": rows}, indent=2) + "\n")
 
     def _problem(self, result: ServeBenchResult) -> VcliError | None:
         """The one message about requests that failed."""
@@ -75,20 +88,3 @@ class BenchServeSession:
                 hint="look at the server's own output for the cause",
             )
         return UnfitError(f"{count}; the first: {first.error}")
-
-    def _writable(self, typed: str) -> Path:
-        path = self.environment.cwd / typed
-        folder = path.parent
-        if not typed or path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-            raise ConfigError(
-                f"--save {typed!r}: no file can be written there", hint="--save results.json"
-            )
-        return path
-
-    def _save(self, path: Path, text: str) -> None:
-        try:
-            path.write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            raise UnfitError(
-                f"{path} cannot be written: {error.strerror}", hint="--save FILE elsewhere"
-            ) from error

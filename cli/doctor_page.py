@@ -1,44 +1,61 @@
-"""Where `doctor --html` goes: looked at before anything is run, written in one piece."""
+"""Where `doctor --html` and `bench serve --save` go: looked at before anything is run."""
 
 import contextlib
 import errno
 import os
+import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from vcli.topology import ConfigError, UnfitError
+from vcli.topology import ConfigError, UnfitError, VcliError
 
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_HINT: Final = "name a file in a folder of yours: --html report.html"
+_HTML: Final = "--html report.html"
 
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """The file of a page; it holds the old page or the new one, never half of one."""
+    """A file that holds the old text or the new one, never half of one.
+
+    usual: a flag and a name that can be typed instead.
+    """
 
     path: Path
+    usual: str = _HTML
 
     @classmethod
-    def at(cls, typed: str, cwd: Path) -> "PageFile":
+    def at(cls, typed: str, cwd: Path, usual: str = _HTML) -> "PageFile":
         """The file that was named, links followed.
 
         Raises:
             ConfigError: nothing can be written there.
+            UnfitError: the disk is full.
         """
-        path = Path(os.path.realpath(Path(cwd, typed)))
-        if path.is_dir():
-            raise ConfigError(f"{path} is a folder", hint=f"--html {path / 'report.html'}")
-        if path.exists() and not path.is_file():
-            raise ConfigError(f"{path} is no ordinary file and would be replaced", hint=_HINT)
-        if not path.parent.is_dir():
-            raise ConfigError(
-                f"there is no folder {path.parent}", hint=f"mkdir -p {path.parent}, or {_HINT}"
-            )
-        if not os.access(path.parent, os.W_OK | os.X_OK):
-            raise ConfigError(f"{path.parent} cannot be written by this user", hint=_HINT)
-        return cls(path)
+        file = cls(Path(os.path.realpath(Path(cwd, typed))), usual)
+        path, folder, hint = file.path, file.path.parent, file._hint
+        flag, _, name = usual.partition(" ")
+        try:
+            mode = path.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            mode = stat.S_IFREG
+        except OSError as error:
+            raise file._refusal(error) from error
+        if stat.S_ISDIR(mode):
+            raise ConfigError(f"{path} is a folder", hint=f"{flag} {path / name}")
+        if not stat.S_ISREG(mode):
+            raise ConfigError(f"{path} is no ordinary file and would be replaced", hint=hint)
+        if not folder.is_dir():
+            raise ConfigError(f"there is no folder {folder}", hint=f"mkdir -p {folder}, or {hint}")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise ConfigError(f"{folder} cannot be written by this user", hint=hint)
+        try:
+            # /proc lets root through the question above and makes no file.
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            raise file._refusal(error) from error
+        return file
 
     def write(self, text: str) -> None:
         """Put the text in the place of what is there.
@@ -63,10 +80,17 @@ class PageFile:
             if temporary is not None:
                 with contextlib.suppress(OSError):
                     temporary.unlink()
-            message = f"{self.path} cannot be written: {error.strerror}"
-            if error.errno in _NO_SPACE:
-                raise UnfitError(message, hint=f"free some space, or {_HINT}") from error
-            raise ConfigError(message, hint=_HINT) from error
+            raise self._refusal(error) from error
+
+    @property
+    def _hint(self) -> str:
+        return f"name a file in a folder of yours: {self.usual}"
+
+    def _refusal(self, error: OSError) -> VcliError:
+        message = f"{self.path} cannot be written: {error.strerror}"
+        if error.errno in _NO_SPACE:
+            return UnfitError(message, hint=f"free some space, or {self._hint}")
+        return ConfigError(message, hint=self._hint)
 
 
 def _umask() -> int:

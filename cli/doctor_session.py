@@ -38,7 +38,7 @@ from vcli.diagnostics.checks.trials import BASE
 from vcli.diagnostics.redact import redact, redact_values
 from vcli.diagnostics.repairs import repair
 from vcli.diagnostics.text import plural
-from vcli.topology import ConfigError, ExitStatus, ParallelConfig, plan_to_json
+from vcli.topology import ConfigError, ExitStatus, ParallelConfig, VcliError, plan_to_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +79,22 @@ class DoctorSession:
         self._announce_trial(context)
         report = self.examine(context, begin=begin)
         changes = changes_since(kept, report, context.host) if kept is not None else None
-        self.show(report, context, changes)
-        self._write_files(report, context, changes)
-        if page is not None:
-            self._write_page(page, report, context, changes)
-            self.output.note(f"{page.path} holds the report, secrets removed")
-        return int(report.exit_status)
+        notes: list[str] = []
+        problem = None
+        try:
+            notes += self._write_files(report, context, changes)
+            if page is not None:
+                self._write_page(page, report, context, changes)
+                notes.append(f"{page.path} holds the report, secrets removed")
+        except VcliError as error:
+            problem = error
+        self.show(report, context, changes, problem)
+        for note in notes:
+            self.output.note(note)
+        if problem is None:
+            return int(report.exit_status)
+        self.output.note_error(problem)
+        return int(problem.exit_status)
 
     def watch(self, request: DoctorRequest, parallel: ParallelConfig, *, interval_s: float) -> int:
         """The same again and again until ^C.
@@ -150,12 +160,21 @@ class DoctorSession:
         )
 
     def show(
-        self, report: Report, context: CheckContext, changes: Sequence[Mapping[str, str]] | None
+        self,
+        report: Report,
+        context: CheckContext,
+        changes: Sequence[Mapping[str, str]] | None,
+        problem: VcliError | None = None,
     ) -> None:
-        """Print the report as text or as the document vcli.doctor/1."""
+        """Print the report as text or as the document vcli.doctor/1.
+
+        problem: why a file could not be written; the document's `error` and `exit_code` tell it.
+        """
         if self.output.json_mode:
-            content = _document(report, context, changes)
-            self.output.document("vcli.doctor/1", content, report.exit_status)
+            content, status = _document(report, context, changes), report.exit_status
+            if problem is not None:
+                content["error"], status = problem.message, problem.exit_status
+            self.output.document("vcli.doctor/1", content, status)
             return
         self.output.result(self._text(report, context, changes))
 
@@ -212,7 +231,8 @@ class DoctorSession:
 
     def _write_files(
         self, report: Report, context: CheckContext, changes: Sequence[Mapping[str, str]] | None
-    ) -> None:
+    ) -> tuple[str, ...]:
+        """Write them; what to say about them."""
         files, cwd = self.files, self.environment.cwd
         if files.save_facts:
             save_facts(Path(cwd, files.save_facts), context.host)
@@ -230,7 +250,8 @@ class DoctorSession:
             text = report_view(report, context, ReportStyle(width=100, is_verbose=True))
             texts = bundle_texts(context, _document(report, context, changes), text)
             write_bundle(Path(cwd, files.bundle), texts)
-            self.output.note(f"{files.bundle} holds, secrets removed: {', '.join(texts)}")
+            return (f"{files.bundle} holds, secrets removed: {', '.join(texts)}",)
+        return ()
 
 
 def _document(

@@ -33,9 +33,12 @@ def explain_usage_error(
         hint = f"did you mean {' or '.join(near)}?" if near else "see --help for the flags"
         return ConfigError(f"no such flag: {typed}", hint=hint)
     parameter = getattr(error, "param", None)
-    value = _typed_value(getattr(parameter, "opts", ()), argv)
-    if value is not None and value not in message:
-        message = f"{message} (got {value!r})"
+    values = _typed_values(getattr(parameter, "opts", ()), argv)
+    # Of a flag that holds one value the last one counts; of another nobody says which is wrong.
+    if values and not (len(values) > 1 and getattr(parameter, "multiple", False)):
+        value = values[-1]
+        if value not in message:
+            message = f"{message} (got {value!r})"
     usage_context = getattr(error, "ctx", None)
     path = getattr(usage_context, "command_path", "vcli")
     return ConfigError(message, hint=f"see {path} --help")
@@ -52,15 +55,14 @@ def _typed_flag(reported: str, argv: Sequence[str], known_flags: Sequence[str]) 
     return reported
 
 
-def _typed_value(flags: Sequence[str], argv: Sequence[str]) -> str | None:
-    """The value that was typed behind one of `flags`; the parser's messages leave it out."""
+def _typed_values(flags: Sequence[str], argv: Sequence[str]) -> list[str]:
+    """The values that were typed behind `flags`; the parser's messages leave them out."""
+    values: list[str] = []
     for position, token in enumerate(argv):
         name, separator, value = token.partition("=")
         if name.replace("_", "-") in flags:
-            if separator:
-                return value
-            return argv[position + 1] if position + 1 < len(argv) else None
-    return None
+            values += [value] if separator else argv[position + 1 : position + 2]
+    return values
 
 
 def explain_crash(error: Exception) -> VcliError:

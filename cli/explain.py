@@ -46,6 +46,8 @@ class ExplainSession:
         Raises:
             ConfigError: `word` is none of them, or the log cannot be read.
         """
+        if not word:
+            raise ConfigError("the name to explain is empty", hint=_LOG_HINT)
         if word != "-" and self.registry.has(word):
             return self._explain_checks(word)
         return self._explain_log(word)

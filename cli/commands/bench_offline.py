@@ -74,14 +74,14 @@ def offline(
         ),
     ] = None,
     workload: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="one-stream (128 tokens in, 256 out), batch32 (32 of 512 in, 256 out), mixed256 "
-            "(256 of 100-1024 in and out, temperature 0.6), or all.",
+            "(256 of 100-1024 in and out, temperature 0.6), or all, which is meant if left out.",
             metavar="NAME",
             rich_help_panel=_WHAT,
         ),
-    ] = "all",
+    ] = None,
     num_prompts: Annotated[
         int | None,
         typer.Option(
@@ -91,21 +91,21 @@ def offline(
         ),
     ] = None,
     input_len: Annotated[
-        int,
+        int | None,
         typer.Option(
-            help="Tokens of each prompt of --num-prompts.",
+            help="Tokens of each prompt of --num-prompts; 512 if left out.",
             metavar="TOKENS",
             rich_help_panel=_WHAT,
         ),
-    ] = 512,
+    ] = None,
     output_len: Annotated[
-        int,
+        int | None,
         typer.Option(
-            help="Tokens generated for each of --num-prompts.",
+            help="Tokens generated for each of --num-prompts; 128 if left out.",
             metavar="TOKENS",
             rich_help_panel=_WHAT,
         ),
-    ] = 128,
+    ] = None,
     repeat: Annotated[
         int,
         typer.Option(

@@ -196,12 +196,18 @@ GPU: Final = (
         name="gpu-out-of-memory",
         title="the GPU's memory is full",
         signs=(
-            Sign("CUDA out of memory", r"CUDA out of memory(?:\. Tried| occurred)"),
+            Sign(
+                "CUDA out of memory",
+                r"CUDA out of memory(?:\. Tried| occurred)|Error: CUDA out of memory\.?\s*$",
+            ),
             Sign("No available memory for the cache blocks"),
             Sign("Not enough memory. Please try to increase --mem-fraction-static"),
             Sign("KV cache is needed, which is larger than"),
             Sign("maximum number of tokens that can be stored in KV cache"),
-            Sign("out of memory", r"Cuda failure (?:2 )?'out of memory'"),
+            Sign(
+                "out of memory",
+                r"Cuda failure (?:2 )?'out of memory'|Error: CUDA error: out of memory\b",
+            ),
         ),
         cause="weights, cache and activations need more than the GPU has free",
         remedy="vcli doctor --model MODEL -tp N shows the bytes; more ranks (-tp), a shorter "

@@ -246,14 +246,14 @@ class Executor(ABC):
     def group_reports(self) -> list[GroupReport]:
         """The verified groups, one report for each distinct group."""
         distinct: dict[tuple[str, tuple[int, ...]], GroupReport] = {}
-        for reports in self.collective_rpc("group_reports"):
+        for reports in self._start_call("group_reports"):
             for report in reports:
                 distinct.setdefault((report.kind, tuple(report.ranks)), report)
         return list(distinct.values())
 
     def memory_reports(self) -> list[MemoryReport]:
         """What the memory of each rank went to, beside what was planned."""
-        reports = self.collective_rpc("memory_report")
+        reports = self._start_call("memory_report")
         # Where a launcher started the ranks, they come as plain values.
         return msgspec.convert(reports, list[MemoryReport])
 

@@ -63,7 +63,7 @@ class ExternalLauncherExecutor(UniProcExecutor):
     def group_reports(self) -> list[GroupReport]:
         """The verified groups of all ranks, one report for each distinct group."""
         distinct: dict[tuple[str, tuple[int, ...]], GroupReport] = {}
-        for reports in self.collective_rpc("group_reports"):
+        for reports in self._start_call("group_reports"):
             for report in msgspec.convert(reports, list[GroupReport]):
                 distinct.setdefault((report.kind, tuple(report.ranks)), report)
         return list(distinct.values())

@@ -34,7 +34,6 @@ logger = get_logger(__name__)
 #: Longer than the process monitor takes to name the cause of a failure.
 _CAUSE_WAIT_S = 0.3
 
-
 #: Longer than anybody waits, and short enough for the waits of the operating system.
 _LONGEST_S = 30 * 86400.0
 
@@ -120,6 +119,7 @@ class RpcClient:
         self._pending: dict[int, PendingCall] = {}
         self.cause_wait_s = _CAUSE_WAIT_S
         self._next_id = 0
+        self._stuck: PendingCall | None = None  # the step that was told last
         self._failure: ReportedError | None = None
         self._clerk_wakes_s = math.inf
         self._clerk = threading.Thread(target=self._watch_deadlines, name="rpc-clerk", daemon=True)
@@ -343,6 +343,8 @@ class RpcClient:
                     self._settle_failed(call, WorkerError(call.suspect))
                 elif call.deadline_s <= now_s:
                     self._settle_failed(call, self._timeout_error(call))
+                elif self._stuck is not None and not self._stuck.future.done():
+                    call.stalls_at_s = now_s + self._stall_s  # behind it: the same stall
                 else:
-                    call.stalls_at_s = math.inf
+                    self._stuck, call.stalls_at_s = call, math.inf
                     logger.error("%s", self._stall_text(call))

@@ -173,7 +173,8 @@ class _Server:
             await self._until_done_or_signal(starting)
             if not starting.done() and self._fork_server is not None:
                 self._fork_server.cancel_starts()
-            await asyncio.wait({starting})
+            # What it raised is taken here: after a signal nobody asks for its result.
+            await asyncio.gather(starting, return_exceptions=True)
         finally:
             core_end.close()
             if link is not None:

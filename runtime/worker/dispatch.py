@@ -14,7 +14,7 @@ import msgspec
 from vcli.runtime.config import EngineConfig
 from vcli.runtime.messages import SchedulerOutput
 from vcli.runtime.worker.progress import ProgressLine
-from vcli.topology.errors import ConfigError
+from vcli.topology.errors import ConfigError, ExitStatus, VcliError
 
 DEFAULT_WORKER_CLS = "vcli.runtime.worker.worker:Worker"
 
@@ -56,6 +56,12 @@ class CollectiveWorker(Protocol):
         """Note each collective in `line`; called once, before `init_device`."""
 
 
+class WorkerLoadError(VcliError):
+    """The worker's class is there, and what it imports can't be loaded."""
+
+    exit_status = ExitStatus.START_FAILED
+
+
 class StoreAddress(msgspec.Struct, frozen=True, kw_only=True):
     """The store of a world over several nodes; rank 0 inherits the socket that listens for it."""
 
@@ -79,16 +85,39 @@ def make_worker(
 
     Raises:
         ConfigError: there is no such class.
+        WorkerLoadError: there is, but a library that it needs is missing or can't be loaded.
     """
-    module_name, _, class_name = worker_cls.partition(":")
-    try:
-        factory = vars(importlib.import_module(module_name))[class_name]
-    except (ImportError, KeyError) as error:
-        raise ConfigError(f"worker class {worker_cls!r} can't be loaded: {error}") from error
+    factory = _load_class(worker_cls)
     rendezvous = None
     if getattr(factory, "joins_world", True):
         rendezvous = _rendezvous(config, rendezvous_path, store)
     return cast(RankWorker, factory(config, rank, rendezvous=rendezvous, report=report))
+
+
+def _load_class(worker_cls: str) -> Callable[..., Any]:
+    module_name, _, class_name = worker_cls.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
+            raise ConfigError(f"there is no worker class {worker_cls!r}: {error}") from None
+        raise _load_error(worker_cls, error, hint=f"install {error.name}") from error
+    except (ImportError, OSError, MemoryError) as error:
+        # What the loader says of an address space that is too small comes as an ImportError;
+        # its message says it all, a second traceback nothing more.
+        hint = "give it memory: `ulimit -v unlimited`; if that is not it, reinstall torch"
+        raise _load_error(worker_cls, error, hint=hint) from None
+    try:
+        return cast("Callable[..., Any]", vars(module)[class_name])
+    except KeyError:
+        raise ConfigError(
+            f"there is no worker class {worker_cls!r}: {module_name} has no {class_name!r}"
+        ) from None
+
+
+def _load_error(worker_cls: str, error: Exception, *, hint: str) -> WorkerLoadError:
+    what = f"{type(error).__name__}: {error}"
+    return WorkerLoadError(f"worker class {worker_cls!r} can't be loaded: {what}", hint=hint)
 
 
 def _rendezvous(

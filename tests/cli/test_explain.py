@@ -161,6 +161,7 @@ def test_stdin_without_a_log_is_refused(data: bytes, said: str) -> None:
         ("docs/", "docs/ is a folder, not a log", "vcli explain FILE"),
         ("/dev/zero", "/dev/zero is a device, not a log", "vcli explain FILE"),
         ("x" * 5000, "cannot be read: File name too long", "vcli explain FILE"),
+        ("", "the name to explain is empty", "vcli explain FILE"),
         ("a\0b", "cannot be read: embedded null byte", "vcli explain FILE"),
     ],
 )

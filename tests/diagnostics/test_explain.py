@@ -182,6 +182,19 @@ def test_an_echo_alone_is_no_failure() -> None:
 @pytest.mark.parametrize(
     "line",
     [
+        "RuntimeError: CUDA out of memory",
+        "(Worker pid=7) ERROR 10-14 09:13:33 [x.py:6] torch.OutOfMemoryError: CUDA out of memory.",
+        "torch.AcceleratorError: CUDA error: out of memory",
+    ],
+)
+def test_a_full_gpu_is_found_without_the_size_that_was_asked_for(line: str) -> None:
+    assert names(explain(line)) == ["gpu-out-of-memory"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "INFO retries after `RuntimeError: CUDA out of memory.` with half the batch",
         "WARNING: Found ulimit of 1024 and failed to automatically increase. This can cause fd "
         "limit errors like `OSError: [Errno 24] Too many open files`.",
         "get_mempolicy: Operation not permitted",

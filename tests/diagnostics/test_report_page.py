@@ -1,6 +1,7 @@
 """The page of `doctor --html`: safe to open, whole, and written in one piece or not at all."""
 
 import io
+import json
 import re
 import resource
 import stat
@@ -169,3 +170,24 @@ def test_a_full_disk_is_exit_1_and_keeps_the_old_page(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
     assert (tmp_path / "r.html").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["r.html"]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("flag", ["--html", "--save-facts", "--save-baseline", "--bundle"])
+def test_a_file_that_cannot_be_written_leaves_one_document_with_the_status(
+    tmp_path: Path, flag: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "vcli.cli", "doctor", "env", "--json", flag, "r"],
+        cwd=tmp_path,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (512, 512)),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    content = json.loads(done.stdout)
+    assert done.returncode in (1, 2)
+    assert (content["schema"], content["exit_code"]) == ("vcli.doctor/1", done.returncode)
+    assert "cannot be written: File too large" in content["error"]
+    assert content["error"] in done.stderr

@@ -1,11 +1,14 @@
 """Calls are booked and settled by id, without any process."""
 
+import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.support.processes import wait_until
 from vcli.runtime.errors import FailureReport, RpcTimeoutError, WorkerDiedError, WorkerError
 from vcli.runtime.executor.rpc import PendingCall, RpcClient
 from vcli.runtime.worker.call_messages import RankActivity
@@ -14,12 +17,13 @@ from vcli.runtime.worker.call_messages import RankActivity
 class Client(RpcClient):
     """A client of two ranks, the second of which is busy; keeps the failures of steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, **options) -> None:
         self.step_failures: list[FailureReport] = []
         super().__init__(
             ["Worker_TP0", "Worker_TP1"],
             activity=lambda rank: RankActivity("load", 3.0) if rank == 1 else None,
             on_step_failure=self.step_failures.append,
+            **options,
         )
 
     def call(self, method: str = "echo", timeout_s: float = 10.0, reply_rank=None) -> PendingCall:
@@ -181,3 +185,30 @@ def test_callback_of_a_future_may_book_the_next_call(client: Client) -> None:
     thread.start()
     thread.join(5)
     assert len(booked) == 1
+
+
+def test_steps_behind_a_stuck_one_are_told_when_it_is_done_and_they_are_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    causes = iter(f"cause {number}" for number in range(9))
+    looked = threading.Semaphore(0)
+
+    def diagnose() -> str:
+        looked.release()
+        return next(causes)
+
+    def told() -> list[str]:
+        return [record.getMessage().split(";")[0] for record in caplog.records]
+
+    client = Client(stall_s=0.1, diagnose=diagnose)
+    first, second = client.call("execute_model", reply_rank=0), client.call("execute_model")
+    with caplog.at_level(logging.ERROR):
+        client.start()
+        assert looked.acquire(timeout=5)
+        due_s = second.stalls_at_s
+        wait_until(lambda: math.inf > second.stalls_at_s > due_s)
+        assert told() == ["execute_model runs for over 0.1 s: cause 0"]
+        client.deliver(0, first.call_id, "tokens")
+        assert looked.acquire(timeout=5)
+        client.close()
+    assert told()[1:] == ["execute_model runs for over 0.1 s: cause 1"]

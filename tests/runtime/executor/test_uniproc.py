@@ -60,6 +60,28 @@ def test_start_states_are_reported_in_order() -> None:
     assert states == ["device", "joined", "groups", "weights"]
 
 
+def test_reports_of_the_start_have_the_deadline_of_the_start() -> None:
+    asked: dict[str, float] = {}
+
+    class Recording(UniProcExecutor):
+        def _submit(self, call):
+            asked[call.name] = call.timeout_s
+            return super()._submit(call)
+
+    limits = DeadlineConfig(start_s=30.0, execute_model_s=20.0)
+    executor = Recording(
+        fake_config(deadlines=limits), on_message=lambda _: None, worker_cls=FAKE_WORKER
+    )
+    executor.start()
+    try:
+        executor.group_reports()
+        executor.memory_reports()
+        executor.execute_model(fake_step())
+    finally:
+        executor.shutdown()
+    assert asked == {"group_reports": 30.0, "memory_report": 30.0, "execute_model": 20.0}
+
+
 def test_step_gives_the_output(executor: UniProcExecutor) -> None:
     result = executor.execute_model(fake_step(7, number=3))
     assert result is not None
