@@ -59,7 +59,7 @@ def test_ids_beyond_the_vocabulary_fall_back_to_text_and_say_so(running: tuple[S
     )  # fmt: skip
     assert status == 0, err
     assert "outside the vocabulary" in err
-    assert "text prompts" in out
+    assert "(sent as text)" in out
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,8 @@ def test_a_server_killed_in_the_middle_is_exit_6_with_the_partial_result(tmp_pat
     document = json.loads(out)
     assert document["exit_code"] == 6
     assert document["successes"] > 0
-    assert 0 < document["failures"] <= 8
+    # Those that were under way, and a few that met a closed port; not the 100,000.
+    assert 0 < document["failures"] < 100
     assert document["unfinished"] > 90000
     assert "the server went away" in err
     assert err.count("error: ") == 1
