@@ -192,9 +192,20 @@ class DoctorSession:
         return text if changes is None else f"{text}\n{redact(changes_view(changes))}"
 
     def _page_file(self) -> PageFile | None:
-        if self.files.html is None:
-            return None
-        return PageFile.at(self.files.html, self.environment.cwd)
+        """Where the page goes; all files are looked at before anything is run.
+
+        Raises:
+            ConfigError, UnfitError: one of them can't be written.
+        """
+        files, cwd = self.files, self.environment.cwd
+        for typed, usual in (
+            (files.save_facts, "--save-facts facts.json"),
+            (files.save_baseline, "--save-baseline baseline.json"),
+            (files.bundle, "--bundle vcli.tgz"),
+        ):
+            if typed is not None:
+                PageFile.at(typed, cwd, usual)
+        return None if files.html is None else PageFile.at(files.html, cwd)
 
     def _write_page(
         self,

@@ -65,7 +65,7 @@ class LocalRank:
         self._started_s = time.monotonic()
         self._doing: tuple[str, float] | None = None
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._resolutions: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._resolutions: SimpleQueue[Callable[[Exception | None], None] | None] = SimpleQueue()
         self._resolver: threading.Thread | None = None
         # What the device still computes: the rank is busy until it is done.
         self._on_device: deque[tuple[str, float]] = deque()
@@ -162,11 +162,14 @@ class LocalRank:
             self._rpc.deliver_failure(call_id, self._failure_of(error, call))
         else:
             if isinstance(result, PendingResult):
-                self._resolve_later(call, lambda: self._settle(call_id, call, result.resolve))
+                self._resolve_later(
+                    call,
+                    lambda failure: self._settle(call_id, call, lambda: _resolved(result, failure)),
+                )
             else:
                 self._rpc.deliver(self._rank, call_id, result)
 
-    def _resolve_later(self, call: RpcCall, job: Callable[[], None]) -> None:
+    def _resolve_later(self, call: RpcCall, job: Callable[[Exception | None], None]) -> None:
         self._on_device.append((call.name, time.monotonic()))
         if self._resolver is None:
             self._resolver = threading.Thread(
@@ -176,10 +179,14 @@ class LocalRank:
         self._resolutions.put(job)
 
     def _run_resolutions(self) -> None:
-        if isinstance(self._worker, DeviceWorker):
-            self._worker.bind_thread()
+        failure: Exception | None = None
+        try:
+            if isinstance(self._worker, DeviceWorker):
+                self._worker.bind_thread()
+        except Exception as error:  # noqa: BLE001 - border: each call here is told of it
+            failure = error
         while (job := self._resolutions.get()) is not None:
-            job()
+            job(failure)
             self._on_device.popleft()
             del job
 
@@ -207,3 +214,10 @@ class LocalRank:
                 detail=detail,
             )
         )
+
+
+def _resolved(result: PendingResult, failure: Exception | None) -> Any:
+    """The result, or the failure that kept its thread from the device."""
+    if failure is not None:
+        raise failure
+    return result.resolve()

@@ -215,7 +215,7 @@ class RowParallelLinear(LinearBase):
         if buffer is None:
             return self.multiply(x_TI, None)
         # Straight to where the other ranks read it.
-        return torch.mm(x_TI, self.weight.t(), out=buffer)
+        return self.ops.linear_into(x_TI, self.weight, buffer)
 
     def weight_slices(self, prefix: str) -> Iterator[WeightSlice]:
         """What it takes from a checkpoint."""

@@ -67,6 +67,11 @@ class LayerOps(Protocol):
     ) -> torch.Tensor:
         """(T, I) -> (T, O)."""
 
+    def linear_into(
+        self, x_TI: torch.Tensor, weight: torch.Tensor, out: torch.Tensor
+    ) -> torch.Tensor:
+        """The same without a bias, written into `out` (T, O), which is given back."""
+
 
 class TorchOps:
     """Any device, any dtype; the reference."""
@@ -91,6 +96,12 @@ class TorchOps:
     ) -> torch.Tensor:
         """(T, I) -> (T, O)."""
         return F.linear(x_TI, weight, bias)
+
+    def linear_into(
+        self, x_TI: torch.Tensor, weight: torch.Tensor, out: torch.Tensor
+    ) -> torch.Tensor:
+        """(T, I) -> (T, O), in `out`."""
+        return torch.mm(x_TI, weight.t(), out=out)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

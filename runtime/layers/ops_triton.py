@@ -55,3 +55,11 @@ class TritonOps:
         if kernels.can_use_skinny(len(x_TI), *weight.shape):
             return kernels.skinny_linear(x_TI, weight, bias)
         return F.linear(x_TI, weight, bias)
+
+    def linear_into(
+        self, x_TI: torch.Tensor, weight: torch.Tensor, out: torch.Tensor
+    ) -> torch.Tensor:
+        """As `linear`, into `out`."""
+        if kernels.can_use_skinny(len(x_TI), *weight.shape):
+            return kernels.skinny_linear(x_TI, weight, out=out)
+        return torch.mm(x_TI, weight.t(), out=out)

@@ -12,6 +12,7 @@ is read gives an error, where a mapping would end the process.
 import contextlib
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -152,12 +153,12 @@ class _DataFile:
             done += got
 
 
-class _Lane:
+class _Lane(ABC):
     """What one thread reads through."""
 
+    @abstractmethod
     def read(self, file: _DataFile, piece: _Piece) -> None:
         """Fill the piece's part of its target."""
-        raise NotImplementedError
 
     @staticmethod
     def _fill(file: _DataFile, piece: _Piece, buffer: Any) -> torch.Tensor:

@@ -159,7 +159,7 @@ class DecodeGraphs:
     def replay(
         self, num_requests: int, fill: Callable[[IntArray], None], host_tables: IntArray
     ) -> DecodeOutput:
-        """Run a step of at most `largest` requests; `fill` writes their columns (6, R).
+        """Run a step of at most `largest` requests; `fill` writes their columns (5, R).
 
         `host_tables` are the block tables of all rows. Does not wait for the device.
         """
@@ -182,7 +182,7 @@ class DecodeGraphs:
         self._sizes = []
 
     def _columns(self, size: int) -> torch.Tensor:
-        """The next host buffer as (6, size), all padding."""
+        """The next host buffer as (5, size), all padding."""
         self._turn = (self._turn + 1) % len(self._hosts)
         columns = self._hosts[self._turn][: NUM_COLUMNS * size].view(NUM_COLUMNS, size)
         columns[0] = self._scratch_row

@@ -11,7 +11,7 @@ from vcli.runtime.worker.input_batch import InputBatch, IntArray, NewBlocks, Sch
 from vcli.runtime.worker.transfer import to_tensor
 
 #: rows of `decode_columns`
-NUM_COLUMNS = 6
+NUM_COLUMNS = 5
 NOTHING = -1
 
 
@@ -54,7 +54,7 @@ class DeviceBatch:
 
 
 def decode_columns(batch: InputBatch, step: ScheduledRows, out: IntArray) -> None:
-    """Fill `out` (6, R): row, length, token, new block's column and id, nothing.
+    """Fill `out` (5, R): row, length, token, new block's column and id.
 
     For a step in which every request computes one token and gets at most one block. A token of
     `NOTHING` is the row's last one on the device. Rows behind the step's requests stay as they are.

@@ -6,7 +6,6 @@ Only rows with special sampling (penalties, top-k and top-p, log-probabilities, 
 sampled as on a CPU, and waited for.
 """
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -63,13 +62,11 @@ class DeviceModelRunner(ModelRunner):
         self._on_device: DeviceBatch | None = None
         self._graphs: DecodeGraphs | None = None
         self._had_graphs = False
-        self._unfilled: deque[PendingTokens] = deque()
 
     def initialize_kv_cache(self, config: KVCacheConfig) -> None:
         """Allocate the blocks and start an empty batch; graphs are made by `capture_graphs`."""
         self._release_graphs()
         super().initialize_kv_cache(config)
-        self._unfilled.clear()
         limits = self._config
         self._on_device = DeviceBatch(
             max_num_seqs=limits.scheduler.max_num_seqs,
@@ -84,7 +81,6 @@ class DeviceModelRunner(ModelRunner):
         on_device, sampler = self._on_device, self._sampler
         if (
             self._config.enforce_eager
-            or self._device.type != "cuda"
             or self._pp.size > 1
             or not self.model.attention_backend.has_graphs
             or not self.model.can_capture
@@ -126,7 +122,6 @@ class DeviceModelRunner(ModelRunner):
         """Forget everything; graphs first, they may hold collectives."""
         self._release_graphs()
         self._on_device = None
-        self._unfilled.clear()
         super().release()
 
     @torch.inference_mode()
@@ -134,7 +129,6 @@ class DeviceModelRunner(ModelRunner):
         """Launch a step; see `ModelRunner.execute`."""
         batch = self._ready_batch(output)
         step = batch.apply(output)
-        self._fill_samples(wait=False)
         on_device = self._on_device
         assert on_device is not None
         graphs = self._graphs
@@ -227,11 +221,7 @@ class DeviceModelRunner(ModelRunner):
         token_ids_N, best_N = sampling.sampled or self._sample_on_device(step, sampling.logits_NV)
         if not self._is_output:
             return None
-        pending = PendingTokens(step, token_ids_N, best_N)
-        if sampling.keeps_samples:
-            # Else the scheduler tells the tokens with the next step.
-            self._unfilled.append(pending)
-        return pending
+        return PendingTokens(step, token_ids_N, best_N)
 
     def _sample_on_device(
         self, step: ScheduledRows, logits: torch.Tensor
@@ -253,11 +243,7 @@ class DeviceModelRunner(ModelRunner):
         logits = head.whole_logits(local_logits)
         result = None
         if self._is_output:
-            # Penalties look at all earlier tokens.
-            self._fill_samples(wait=True)
-            # What a graph leaves must not be changed: the next replay counts on nothing of it,
-            # but the sampler overwrites its input.
-            result = self._sample(sampling.step, logits.clone())
+            result = self._sample(sampling.step, logits)
         if sampling.keeps_samples or self._is_output:
             self._keep_samples_on_device(sampling, result)
         return result
@@ -271,18 +257,12 @@ class DeviceModelRunner(ModelRunner):
         token_ids = torch.zeros(int(step.samples.sum()), dtype=torch.int64)
         if result is not None:
             token_ids = torch.tensor([i for i in result.token_ids if i != NOT_SAMPLED])
+            # Only special rows are asked for their earlier tokens, and they are all sampled here.
             self._batch.fill_samples(step, token_ids.numpy())
         if sampling.keeps_samples:
             broadcast(token_ids, self._tp)
         rows = to_tensor(step.rows[step.samples].astype(np.int64), self._device)
         self._on_device.last_token.index_copy_(0, rows, token_ids.to(self._device))
-
-    def _fill_samples(self, *, wait: bool) -> None:
-        """Enter tokens that have come into the batch; with `wait`, all of them."""
-        assert self._batch is not None
-        while self._unfilled and (wait or self._unfilled[0].is_there):
-            pending = self._unfilled.popleft()
-            self._batch.fill_samples(pending.step, pending.tokens())
 
     def _release_graphs(self) -> None:
         if self._graphs is not None:

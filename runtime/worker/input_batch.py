@@ -74,8 +74,8 @@ class NewBlocks:
 class InputBatch:
     """At most `max_num_seqs` requests of at most `max_model_len` tokens.
 
-    With `has_late_samples`, tokens that this worker sampled may be filled in after the steps that
-    go on from them: until then their cells in `token_ids` mean nothing.
+    With `has_late_samples`, a step may go on from a token that only the device knows: its cell in
+    `token_ids` means nothing, unless `fill_samples` is told the token.
     """
 
     def __init__(

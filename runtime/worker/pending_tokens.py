@@ -1,9 +1,6 @@
 """Tokens that were sampled on a device and are on their way to the host."""
 
-import threading
-
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from vcli.runtime.messages import NOT_SAMPLED, ModelRunnerOutput
@@ -27,33 +24,19 @@ class PendingTokens(PendingResult):
             # Sleeps instead of spinning: the thread that waits shares its core with others.
             self._event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             self._event.record()
-        self._lock = threading.Lock()
-        self._tokens: npt.NDArray[np.int64] | None = None
 
-    @property
-    def is_there(self) -> bool:
-        """Whether `tokens` would not wait."""
-        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
-
-    def tokens(self) -> npt.NDArray[np.int64]:
-        """Sampled tokens (N,); waits for the device.
+    def resolve(self) -> ModelRunnerOutput:
+        """The step's result; waits for the device.
 
         Raises:
             LogitsError: a row had no usable logits.
         """
-        with self._lock:
-            if self._tokens is None:
-                if self._event is not None:
-                    self._event.synchronize()
-                self._check()
-                self._tokens = self._token_ids.numpy()
-            return self._tokens
-
-    def resolve(self) -> ModelRunnerOutput:
-        """The step's result; waits for the device."""
+        if self._event is not None:
+            self._event.synchronize()
+        self._check()
         step = self.step
         token_ids = np.full(step.num_requests, NOT_SAMPLED, dtype=np.int64)
-        token_ids[step.samples] = self.tokens()
+        token_ids[step.samples] = self._token_ids.numpy()
         return ModelRunnerOutput(step=step.step, numbers=step.numbers, token_ids=token_ids.tolist())
 
     def _check(self) -> None:

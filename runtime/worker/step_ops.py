@@ -49,7 +49,7 @@ class StepOps(Protocol):
         block_size: int,
         out: DecodeInputs,
     ) -> None:
-        """Enter the new blocks of `packed` (6, R) into `block_tables`, and fill `out`."""
+        """Enter the new blocks of `packed` (5, R) into `block_tables`, and fill `out`."""
 
     def sample_rows(
         self,
@@ -79,7 +79,7 @@ class TorchStepOps:
         out: DecodeInputs,
     ) -> None:
         """As the protocol says."""
-        rows, seq_lens, token_ids, columns, block_ids, _ = packed.long()
+        rows, seq_lens, token_ids, columns, block_ids = packed.long()
         has_new = columns >= 0
         block_tables[rows[has_new], columns[has_new]] = block_ids[has_new].int()
         is_real = seq_lens > 0

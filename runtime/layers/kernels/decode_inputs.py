@@ -71,9 +71,9 @@ def prepare_decode(
 ) -> None:
     """Fills the outputs and enters new blocks into `block_tables` (rows, max blocks) int32.
 
-    `packed` (6, R) int32: row of `block_tables` and of `last_token`; context length with the
+    `packed` (5, R) int32: row of `block_tables` and of `last_token`; context length with the
     token of this step; token id, or -1: the one in `last_token` (rows) int64; column for a new
-    block, or -1; id of that block; unused. A request of length 0 is padding: position 0, slot -1.
+    block, or -1; id of that block. A request of length 0 is padding: position 0, slot -1.
     """
     num_requests = packed.shape[1]
     assert packed.is_contiguous()

@@ -165,6 +165,25 @@ def test_rank_is_busy_until_its_device_is_done(executor: UniProcExecutor) -> Non
     wait_until(lambda: executor.busy_with(0) is None, 20)
 
 
+class HasNoDevice(FakeWorker):
+    def bind_thread(self) -> None:
+        raise RuntimeError("no CUDA device in this thread")
+
+
+def test_a_thread_that_gets_no_device_fails_each_call_that_waits_for_it() -> None:
+    executor = UniProcExecutor(
+        fake_config(),
+        on_message=lambda _: None,
+        worker_cls="tests.runtime.executor.test_uniproc:HasNoDevice",
+    )
+    executor.start()
+    gate = threading.Event()
+    for _ in range(2):
+        with pytest.raises(WorkerError, match="no CUDA device in this thread"):
+            executor.collective_rpc(lambda _: GatedResult(gate), timeout_s=20)
+    executor.shutdown()
+
+
 def test_arguments_do_not_live_until_the_next_call(executor: UniProcExecutor) -> None:
     payload = Payload()
     executor.collective_rpc("remember", args=(payload,))

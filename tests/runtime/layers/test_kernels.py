@@ -328,12 +328,12 @@ def test_prepare_decode_enters_new_blocks_and_reads_last_tokens():
     num_requests = 70
     tables = ints([[row * 10 + column for column in range(4)] for row in range(80)])
     last_token = torch.arange(80, device=DEVICE) + 1000
-    packed = torch.zeros(6, num_requests, dtype=torch.int32)
+    packed = torch.zeros(5, num_requests, dtype=torch.int32)
     packed[0] = torch.randperm(80)[:num_requests]
     packed[1], packed[2], packed[3] = 20, -1, -1
     packed[1:5, 0] = torch.tensor([33, 5, 2, 777])
     packed[1:5, 1] = torch.tensor([32, -1, 2, 778])
-    packed[:, 69] = torch.tensor([0, 0, -1, -1, 0, 0])
+    packed[:, 69] = torch.tensor([0, 0, -1, -1, 0])
     expected = tables.clone()
     expected[int(packed[0, 0]), 2], expected[int(packed[0, 1]), 2] = 777, 778
     out = {

@@ -152,7 +152,7 @@ def test_columns_of_a_decode_step_give_the_inputs_that_the_host_would_build():
     device.last_token[first.rows] = torch.tensor([11, 12])
     second = batch.apply(scheduler.schedule())
     assert fits_decode_columns(batch, second)
-    columns = torch.zeros(6, 4, dtype=torch.int32)
+    columns = torch.zeros(5, 4, dtype=torch.int32)
     columns[0], columns[3] = device.scratch_row, -1
     decode_columns(batch, second, columns.numpy())
     inputs = DecodeInputs.empty(4, torch.device("cpu"))
