@@ -34,7 +34,7 @@ except ImportError:
 from vcli.runtime.layers import activation
 from vcli.runtime.layers import kernels as k
 from vcli.runtime.layers.kernels import launch
-from vcli.runtime.layers.kernels.decode_attention import DecodeTuning
+from vcli.runtime.layers.kernels.decode_plan import DecodeTuning
 from vcli.runtime.layers.kernels.prefill_attention import PrefillTuning
 from vcli.runtime.layers.kernels.skinny_linear import MatrixTuning, VectorTuning
 
@@ -153,7 +153,8 @@ def check_attention():
         arguments = (paged.cache, paged.tables, paged.rows)
         worst = 0.0
         for _ in range(3):
-            out = k.paged_decode(query, *arguments, paged.lens, 0.09, space)
+            plan = planned(space, paged)
+            out = k.paged_decode(query, paged.cache, paged.tables, plan, 0.09)
             errors = [
                 error_of(out[i], paged.reference(i, query[i : i + 1], 0.09)[0]) for i in range(5)
             ]
@@ -190,6 +191,12 @@ def check_rest():
     say(f"  shares of 0.5 0.3 0.2: {(torch.bincount(index.long()) / 40000).tolist()}")
 
 
+def planned(space, paged):
+    plan = space.plan(len(paged.lens))
+    k.plan_decode(plan, paged.rows, paged.lens)
+    return plan
+
+
 def decode_calls(kind, num_requests, heads, tuning, cache, *, heads_first=False):
     key = (kind, num_requests, heads_first)
     if key not in cache:
@@ -200,10 +207,10 @@ def decode_calls(kind, num_requests, heads, tuning, cache, *, heads_first=False)
         rest = rotated(lambda: Paged(lens, heads_first=heads_first), one.bytes)
         cache[key] = rest
     query = randn(num_requests, heads, 128)
-    space = k.DecodeWorkspace(256, heads, 8, 128, DEVICE, tuning)
+    # All caches hold contexts of the same lengths in the same rows: one plan is right for each.
+    plan = planned(k.DecodeWorkspace(256, heads, 8, 128, DEVICE, tuning), cache[key][0])
     return [
-        lambda p=p: k.paged_decode(query, p.cache, p.tables, p.rows, p.lens, 0.09, space)
-        for p in cache[key]
+        lambda p=p: k.paged_decode(query, p.cache, p.tables, plan, 0.09) for p in cache[key]
     ], cache[key][0].bytes
 
 
@@ -370,7 +377,7 @@ def time_layers(_quick):
         for _ in range(28)
     ]
     norm, head_norm, table = randn(1024), randn(128), randn(4096, 128, dtype=torch.float32)
-    space = k.DecodeWorkspace(1, 16, 8, 128, DEVICE)
+    plan = planned(k.DecodeWorkspace(1, 16, 8, 128, DEVICE), paged)
     position, slot = ints([1023], torch.int64), ints([5], torch.int64)
     x, residual = randn(1, 1024), randn(1, 1024)
 
@@ -380,7 +387,7 @@ def time_layers(_quick):
         q = k.rope_and_cache(
             qkv, position, table, head_norm, head_norm, 1e-6, slot, paged.cache, 16
         )
-        y = k.paged_decode(q, paged.cache, paged.tables, paged.rows, paged.lens, 0.09, space)
+        y = k.paged_decode(q, paged.cache, paged.tables, plan, 0.09)
         y, _ = k.add_rms_norm(linear(y.flatten(1), weights[1]), residual, norm, 1e-6)
         return linear(k.silu_and_mul(linear(y, weights[2])), weights[3])
 

@@ -61,6 +61,9 @@ class AttentionBackend(Protocol):
     def plan(self, metadata: ForwardMetadata) -> Any:
         """What `attend` needs to know, the same for all layers."""
 
+    def begin(self, plan: Any) -> None:
+        """Launch what all layers need; once before them, and captured with them."""
+
     def attend(
         self, query_THE: torch.Tensor, kv_cache: torch.Tensor, plan: Any, scale: float
     ) -> torch.Tensor:
@@ -90,9 +93,15 @@ class AttentionStep:
 
     @classmethod
     def planned(cls, backend: AttentionBackend, metadata: ForwardMetadata) -> "AttentionStep":
-        """The step that `metadata` describes."""
+        """The step that `metadata` describes, begun."""
         plan = backend.plan(metadata)
-        return cls(backend=backend, plan=plan, slot_mapping=metadata.slot_mapping)
+        step = cls(backend=backend, plan=plan, slot_mapping=metadata.slot_mapping)
+        step.begin()
+        return step
+
+    def begin(self) -> None:
+        """Before the first layer."""
+        self.backend.begin(self.plan)
 
     def attend(self, query_THE: torch.Tensor, kv_cache: torch.Tensor, scale: float) -> torch.Tensor:
         """(T, H, E)."""

@@ -109,6 +109,9 @@ class FlashInferAttention:
         self._eager_copied.record()
         return EagerPlan(num_tokens=int(query_start_loc[-1]))
 
+    def begin(self, plan: Any) -> None:
+        """Nothing to do."""
+
     def attend(
         self,
         query_THE: torch.Tensor,

@@ -84,6 +84,9 @@ class TorchAttention:
             prefills=tuple(prefills),
         )
 
+    def begin(self, plan: TorchPlan) -> None:
+        """Nothing to do."""
+
     def attend(
         self, query_THE: torch.Tensor, kv_cache: torch.Tensor, plan: TorchPlan, scale: float
     ) -> torch.Tensor:

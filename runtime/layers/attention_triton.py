@@ -3,20 +3,34 @@
 Shapes as in `attention`.
 """
 
+import itertools
 from dataclasses import dataclass
 
 import torch
 
 from vcli.runtime.layers.attention import ForwardMetadata, IntArray
-from vcli.runtime.layers.kernels import DecodeWorkspace, paged_decode, paged_prefill
+from vcli.runtime.layers.kernels import (
+    DecodePlan,
+    DecodeWorkspace,
+    paged_decode,
+    paged_prefill,
+    plan_decode,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class TritonPlan:
-    """The tensors of a step; `rows` index `metadata.block_tables`."""
+    """The tensors of a step; `rows` index `metadata.block_tables`.
+
+    Requests `alone`, with one query token each, stand together in the batch from `first_token` on;
+    `decodes` is their plan. A decode elsewhere is attended to like a chunk.
+    """
 
     metadata: ForwardMetadata
     rows: torch.Tensor
+    alone: range
+    first_token: int
+    decodes: DecodePlan
 
 
 class TritonAttention:
@@ -26,35 +40,49 @@ class TritonAttention:
     has_graphs = True
     has_host_plan = False
 
-    def __init__(self) -> None:
+    def __init__(self, *, num_heads: int, num_kv_heads: int, head_size: int) -> None:
+        self._num_heads = num_heads
+        self._num_kv_heads = num_kv_heads
+        self._head_size = head_size
         # All of them: graphs point into those they were captured with.
         self._workspaces: list[DecodeWorkspace] = []
-        self._room = 0
 
     def plan(self, metadata: ForwardMetadata) -> TritonPlan:
         """Nothing is computed."""
+        device = metadata.seq_lens.device
         rows = metadata.rows
         if rows is None:
-            device = metadata.seq_lens.device
             rows = torch.arange(metadata.num_requests, dtype=torch.int32, device=device)
-        return TritonPlan(metadata, rows)
+        alone = _longest_run_of_decodes(metadata)
+        return TritonPlan(
+            metadata,
+            rows,
+            alone,
+            sum(metadata.query_lens_cpu[: alone.start]),
+            self._workspace(len(alone), device).plan(len(alone)),
+        )
+
+    def begin(self, plan: TritonPlan) -> None:
+        """Plan the decodes on the device."""
+        alone = slice(plan.alone.start, plan.alone.stop)
+        plan_decode(plan.decodes, plan.rows[alone], plan.metadata.seq_lens[alone])
 
     def attend(
         self, query_THE: torch.Tensor, kv_cache: torch.Tensor, plan: TritonPlan, scale: float
     ) -> torch.Tensor:
         """(T, H, E)."""
         metadata = plan.metadata
-        if metadata.max_query_len == 1:
-            return paged_decode(
-                query_THE,
-                kv_cache,
-                metadata.block_tables,
-                plan.rows,
-                metadata.seq_lens,
-                scale,
-                self._workspace(query_THE, kv_cache),
-            )
-        return paged_prefill(
+        tokens = slice(plan.first_token, plan.first_token + len(plan.alone))
+        output_THE = torch.empty_like(query_THE)
+        paged_decode(
+            query_THE[tokens],
+            kv_cache,
+            metadata.block_tables,
+            plan.decodes,
+            scale,
+            out=output_THE[tokens],
+        )
+        paged_prefill(
             query_THE,
             kv_cache,
             metadata.block_tables,
@@ -63,7 +91,10 @@ class TritonAttention:
             metadata.seq_lens,
             metadata.max_query_len,
             scale,
+            out=output_THE,
+            skipped=plan.alone,
         )
+        return output_THE
 
     def capture_plan(self, metadata: ForwardMetadata) -> TritonPlan:
         """As `plan`: the kernels read lengths and rows on the device."""
@@ -72,13 +103,27 @@ class TritonAttention:
     def update_plan(self, plan: TritonPlan, seq_lens: IntArray, block_tables: IntArray) -> None:
         """Nothing to do."""
 
-    def _workspace(self, query_RHE: torch.Tensor, kv_cache: torch.Tensor) -> DecodeWorkspace:
-        num_requests, num_heads, head_size = query_RHE.shape
-        if num_requests > self._room:
-            self._room = num_requests
+    def _workspace(self, num_requests: int, device: torch.device) -> DecodeWorkspace:
+        if not self._workspaces or num_requests > self._workspaces[-1].max_num_seqs:
             self._workspaces.append(
                 DecodeWorkspace(
-                    num_requests, num_heads, kv_cache.shape[3], head_size, query_RHE.device
+                    max(num_requests, 1),
+                    self._num_heads,
+                    self._num_kv_heads,
+                    self._head_size,
+                    device,
                 )
             )
         return self._workspaces[-1]
+
+
+def _longest_run_of_decodes(metadata: ForwardMetadata) -> range:
+    if metadata.max_query_len == 1:
+        return range(metadata.num_requests)
+    longest, begin = range(0), 0
+    for is_decode, run in itertools.groupby(metadata.query_lens_cpu, key=lambda count: count == 1):
+        end = begin + sum(1 for _ in run)
+        if is_decode and end - begin > len(longest):
+            longest = range(begin, end)
+        begin = end
+    return longest

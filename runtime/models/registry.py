@@ -34,14 +34,16 @@ def make_attention(
     """
     if name == "torch":
         return TorchAttention()
+    heads = head_shares(spec, group)
     if name == "triton":
         from vcli.runtime.layers.attention_triton import TritonAttention
 
-        return TritonAttention()
+        return TritonAttention(
+            num_heads=heads.query.size, num_kv_heads=heads.kv.size, head_size=spec.head_size
+        )
     if name == "flashinfer":
         from vcli.runtime.layers.attention_flashinfer import FlashInferAttention
 
-        heads = head_shares(spec, group)
         return FlashInferAttention(
             num_heads=heads.query.size,
             num_kv_heads=heads.kv.size,

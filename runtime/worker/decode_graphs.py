@@ -97,6 +97,7 @@ class DecodeStep:
             self._block_size,
             used,
         )
+        attention.begin()
         hidden = self._model(used.input_ids, used.positions, attention)
         assert isinstance(hidden, torch.Tensor), "a step of decodes samples: it needs all layers"
         local_logits = self._model.compute_local_logits(hidden)

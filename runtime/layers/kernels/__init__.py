@@ -10,8 +10,13 @@ stored as (2, B, K, S, E) is passed as `stored.transpose(2, 3)`.
 """
 
 from vcli.runtime.layers.kernels.activation import silu_and_mul
-from vcli.runtime.layers.kernels.decode_attention import DecodeWorkspace, paged_decode
+from vcli.runtime.layers.kernels.decode_attention import paged_decode
 from vcli.runtime.layers.kernels.decode_inputs import prepare_decode
+from vcli.runtime.layers.kernels.decode_plan import (
+    DecodePlan,
+    DecodeWorkspace,
+    plan_decode,
+)
 from vcli.runtime.layers.kernels.norm import add_rms_norm
 from vcli.runtime.layers.kernels.prefill_attention import paged_prefill
 from vcli.runtime.layers.kernels.rotary import rope_and_cache
@@ -19,11 +24,13 @@ from vcli.runtime.layers.kernels.sampling import sample_rows
 from vcli.runtime.layers.kernels.skinny_linear import can_use_skinny, skinny_linear
 
 __all__ = [
+    "DecodePlan",
     "DecodeWorkspace",
     "add_rms_norm",
     "can_use_skinny",
     "paged_decode",
     "paged_prefill",
+    "plan_decode",
     "prepare_decode",
     "rope_and_cache",
     "sample_rows",

@@ -76,10 +76,10 @@ def _attend(
     return highest, total, summed
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["skip_begin", "num_skipped", "table_stride"])
 def _prefill_kernel(
     query, kv_cache, block_tables, rows, query_start_loc, seq_lens, output, log2_scale,
-    table_stride, kv_stride, block_stride, slot_stride, head_stride,
+    skip_begin, num_skipped, table_stride, kv_stride, block_stride, slot_stride, head_stride,
     G: tl.constexpr, K: tl.constexpr, E: tl.constexpr, S: tl.constexpr,
     ROWS: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -88,6 +88,7 @@ def _prefill_kernel(
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
     request = tl.program_id(2)
+    request += tl.where(request >= skip_begin, num_skipped, 0)
     query_begin = tl.load(query_start_loc + request)
     query_len = tl.load(query_start_loc + request + 1) - query_begin
     if tile * ROWS >= query_len * G:
@@ -135,12 +136,15 @@ def paged_prefill(
     max_query_len: int,
     scale: float,
     *,
+    out: torch.Tensor | None = None,
+    skipped: range = range(0),
     tuning: PrefillTuning | None = None,
 ) -> torch.Tensor:
-    """(T, H, E); what stands in rows of tokens that belong to no request is undefined.
+    """(T, H, E), in `out` where one is given; rows of other tokens are left as they are.
 
     Request i has query tokens [`query_start_loc[i]`, `query_start_loc[i + 1]`), the last of its
     `seq_lens_R[i]` context tokens, and row `rows_R[i]` of `block_tables`. All are int32.
+    Requests in `skipped` are left out.
     """
     num_heads, head_size = query_THE.shape[1:]
     num_kv_heads, num_requests = kv_cache.shape[3], len(seq_lens_R)
@@ -148,14 +152,18 @@ def paged_prefill(
     assert query_THE.is_contiguous()
     assert kv_cache.stride(4) == 1
     assert block_tables.stride(1) == 1
-    output_THE = torch.empty_like(query_THE)
-    if not num_requests or not max_query_len:
+    output_THE = torch.empty_like(query_THE) if out is None else out
+    assert output_THE.is_contiguous()
+    if num_requests == len(skipped) or not max_query_len:
         return output_THE
     num_rows = max_query_len * group
     tuning = tuning or choose_tuning(num_rows, head_size)
-    _prefill_kernel[(triton.cdiv(num_rows, tuning.rows), num_kv_heads, num_requests)](
+    _prefill_kernel[
+        (triton.cdiv(num_rows, tuning.rows), num_kv_heads, num_requests - len(skipped))
+    ](
         query_THE, kv_cache, block_tables, rows_R, query_start_loc, seq_lens_R, output_THE,
-        scale / math.log(2.0), block_tables.stride(0), *kv_cache.stride()[:4],
+        scale / math.log(2.0), skipped.start, len(skipped),
+        block_tables.stride(0), *kv_cache.stride()[:4],
         G=group,
         K=num_kv_heads,
         E=head_size,

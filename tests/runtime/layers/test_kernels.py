@@ -3,6 +3,7 @@
 Interpreted: TRITON_INTERPRET=1, with triton and a numpy below 2.4 on the path.
 """
 
+import itertools
 import os
 
 import pytest
@@ -14,19 +15,23 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs a CUDA device, or TRITON_INTERPRET=1", allow_module_level=True)
 
 from vcli.runtime.layers import activation, norm
+from vcli.runtime.layers.attention import ForwardMetadata
+from vcli.runtime.layers.attention_triton import TritonAttention
 from vcli.runtime.layers.kernels import (
     DecodeWorkspace,
     add_rms_norm,
     can_use_skinny,
     paged_decode,
     paged_prefill,
+    plan_decode,
     prepare_decode,
     rope_and_cache,
     sample_rows,
+    sampling,
     silu_and_mul,
     skinny_linear,
 )
-from vcli.runtime.layers.kernels.decode_attention import DecodeTuning
+from vcli.runtime.layers.kernels.decode_plan import COUNT, END, FIRST, ROW, START, DecodeTuning
 from vcli.runtime.layers.kernels.skinny_linear import MatrixTuning, VectorTuning
 
 # The interpreter turns arrays of one element into numbers, which numpy 2.4 refuses.
@@ -100,6 +105,43 @@ class PagedCache:
         return torch.einsum("hql,lhe->qhe", weights, value)
 
 
+def planned(workspace, rows, seq_lens):
+    plan = workspace.plan(len(seq_lens))
+    plan_decode(plan, rows, ints(seq_lens))
+    return plan
+
+
+@pytest.mark.parametrize("num_programs", [1, 8, 40, 500])
+@pytest.mark.parametrize(
+    "seq_lens",
+    [[700], [0, 5], [1, 16, 17, 0, 900, 33, 400], [37 * index % 301 for index in range(40)]],
+)
+def test_a_plan_cuts_every_context_into_even_splits_and_no_more(num_programs, seq_lens):
+    tuning = DecodeTuning(tile=16, min_split_tokens=20, num_programs=num_programs)
+    workspace = DecodeWorkspace(40, 8, 2, 64, DEVICE, tuning)
+    rows = [40 + 3 * index for index in range(len(seq_lens))]
+    plan = planned(workspace, ints(rows), seq_lens)
+    fields = plan.work.view(6, plan.num_items).T.tolist()
+    items = [item for item in fields if item[0] >= 0]
+    assert fields == items + [item for item in fields if item[0] < 0]
+    for request, (row, length) in enumerate(zip(rows, seq_lens, strict=True)):
+        own = [item for item in items if item[0] == request]
+        first = items.index(own[0])
+        assert items[first : first + len(own)] == own
+        assert {(item[ROW], item[FIRST], item[COUNT]) for item in own} == {(row, first, len(own))}
+        edges = [0, *(item[END] for item in own)]
+        assert [item[START] for item in own] == edges[:-1]
+        assert edges[-1] == length
+        assert all(edge % 16 == 0 for edge in edges[:-1])
+    whole = [item[END] for item in items if item[COUNT] == 1]
+    assert all(a >= b - 15 for a, b in itertools.pairwise(whole)), "the longest first"
+    longest = max(item[END] - item[START] for item in items)
+    shortest = min((item[END] - item[START] for item in items if item[COUNT] > 1), default=longest)
+    fair = sum(seq_lens) / max(num_programs // 2, 1)
+    assert longest <= max(fair + 16, 32)
+    assert shortest > 0
+
+
 SMALL_SPLITS = DecodeTuning(tile=16, num_warps=2, num_stages=2, min_split_tokens=16)
 
 
@@ -121,9 +163,8 @@ def test_decode_is_right_for_any_number_of_splits(heads, kv_heads, head_size, dt
         )
         workspace = DecodeWorkspace(8, heads, kv_heads, head_size, DEVICE, tuning)
         for _ in range(2):
-            output = paged_decode(
-                query, paged.cache, paged.tables, paged.rows, ints(seq_lens), 0.1, workspace
-            )
+            plan = planned(workspace, paged.rows, seq_lens)
+            output = paged_decode(query, paged.cache, paged.tables, plan, 0.1)
             assert_near(output, expected)
         assert not workspace.tickets.any()
 
@@ -133,9 +174,8 @@ def test_decode_with_the_default_tuning_merges_a_long_context_and_zeroes_padding
     paged = PagedCache(seq_lens, 2, 64)
     query = randn(3, 8, 64)
     workspace = DecodeWorkspace(3, 8, 2, 64, DEVICE)
-    output = paged_decode(
-        query, paged.cache, paged.tables, paged.rows, ints(seq_lens), 0.125, workspace
-    )
+    plan = planned(workspace, paged.rows, seq_lens)
+    output = paged_decode(query, paged.cache, paged.tables, plan, 0.125)
     assert_near(output[0], paged.attend(0, query[:1], 0.125)[0])
     assert not output[1].any()
     assert_near(output[2], paged.attend(2, query[2:], 0.125)[0])
@@ -146,7 +186,8 @@ def test_a_cache_stored_heads_first_gives_the_same():
     query = randn(2, 4, 64)
     workspace = DecodeWorkspace(2, 4, 2, 64, DEVICE, SMALL_SPLITS)
     arguments = (paged.cache, paged.tables, paged.rows)
-    output = paged_decode(query, *arguments, ints([40, 7]), 0.125, workspace)
+    plan = planned(workspace, paged.rows, [40, 7])
+    output = paged_decode(query, paged.cache, paged.tables, plan, 0.125)
     for index in range(2):
         assert_near(output[index], paged.attend(index, query[index : index + 1], 0.125)[0])
     starts = ints([0, 1, 2])
@@ -179,6 +220,47 @@ def test_prefill_of_mixed_chunks_equals_the_written_out_attention(heads, kv_head
         rows = slice(starts[index], starts[index + 1])
         if count:
             assert_near(output[rows], paged.attend(index, query[rows], 0.1))
+
+
+@pytest.mark.parametrize(
+    ("chunks", "alone"),
+    [
+        ([(90, 20), (16, 16), (5, 1), (70, 1), (33, 1), (40, 3), (6, 1)], range(2, 5)),
+        ([(70, 1), (90, 20), (33, 1)], range(1)),
+        ([(90, 20), (70, 1), (33, 1)], range(1, 3)),
+        ([(90, 20), (16, 16)], range(0)),
+        ([(90, 1), (16, 1)], range(2)),
+    ],
+)
+def test_decodes_among_chunks_are_attended_to_with_them(chunks, alone):
+    lens, counts = [length for length, _ in chunks], [count for _, count in chunks]
+    starts = [0, *itertools.accumulate(counts)]
+    paged = PagedCache(lens, 2, 64)
+    query = randn(starts[-1], 8, 64)
+    backend = TritonAttention(num_heads=8, num_kv_heads=2, head_size=64)
+    plan = backend.plan(
+        ForwardMetadata(
+            num_tokens=starts[-1],
+            num_requests=len(chunks),
+            query_start_loc=ints(starts),
+            seq_lens=ints(lens),
+            block_tables=paged.tables,
+            rows=paged.rows,
+            slot_mapping=ints([0] * starts[-1], torch.int64),
+            block_size=BLOCK_SIZE,
+            max_query_len=max(counts),
+            max_seq_len=max(lens),
+            query_lens_cpu=counts,
+            seq_lens_cpu=lens,
+        )
+    )
+    assert plan.alone == alone
+    assert plan.decodes.num_requests == len(alone)
+    backend.begin(plan)
+    output = backend.attend(query, paged.cache, plan, 0.1)
+    for index in range(len(chunks)):
+        rows = slice(starts[index], starts[index + 1])
+        assert_near(output[rows], paged.attend(index, query[rows], 0.1))
 
 
 @pytest.mark.parametrize("size", [128, 1000, 4096])
@@ -267,19 +349,38 @@ def test_padding_of_the_vocabulary_never_wins():
     assert (best == -INF).all()
 
 
-@pytest.mark.parametrize("cut", [1024, 1300, 1301, 1302, 1303])
-def test_shards_choose_what_the_whole_vocabulary_chooses(cut):
+def sample_shards(logits, temperatures, seed, vocab_size, cuts):
+    """The best of the shards that end at `cuts` and at the last column."""
+    edges = [0, *cuts, logits.shape[1]]
+    shards = [
+        sample_rows(logits[:, a:b], temperatures, seed, a, vocab_size)
+        for a, b in itertools.pairwise(edges)
+    ]
+    best, winner = torch.stack([shard[0] for shard in shards]).max(0)
+    index = torch.stack([shard[1] for shard in shards]).gather(0, winner[None])[0]
+    return best, index
+
+
+@pytest.mark.parametrize("cuts", [[16], [1024], [1296, 2064], [2048]])
+def test_shards_of_whole_groups_choose_what_the_whole_vocabulary_chooses(cuts):
     logits = randn(4, 3000, dtype=torch.float32)
     temperatures = torch.tensor([0.0, 0.5, 1.0, 2.0], device=DEVICE)
     best, index = sample_rows(logits, temperatures, seed_of(2**40 + 5), 0, 2990)
-    shards = [
-        sample_rows(logits[:, :cut], temperatures, seed_of(2**40 + 5), 0, 2990),
-        sample_rows(logits[:, cut:].contiguous(), temperatures, seed_of(2**40 + 5), cut, 2990),
-    ]
-    scores = torch.stack([shard[0] for shard in shards])
-    winner = scores.argmax(0, keepdim=True)
-    assert torch.equal(torch.stack([shard[1] for shard in shards]).gather(0, winner)[0], index)
-    assert torch.equal(scores.amax(0), best)
+    shard_best, shard_index = sample_shards(logits, temperatures, seed_of(2**40 + 5), 2990, cuts)
+    assert torch.equal(shard_index, index)
+    assert torch.equal(shard_best, best)
+
+
+def test_one_program_of_a_row_chooses_what_many_do(monkeypatch):
+    logits = randn(4, 7000, dtype=torch.float32)
+    logits[3, 5] = NAN
+    temperatures = torch.tensor([0.0, 0.5, 2.0, 1.0], device=DEVICE)
+    best, index = sample_rows(logits, temperatures, seed_of(8), 0, 7000)
+    monkeypatch.setattr(sampling, "NUM_PROGRAMS", 1)
+    one_best, one_index = sample_rows(logits, temperatures, seed_of(8), 0, 7000)
+    assert torch.equal(one_index, index)
+    assert torch.equal(one_best[:3], best[:3])
+    assert best[3].isnan() & one_best[3].isnan()
 
 
 def test_seeds_and_rows_draw_differently_and_repeatably():
@@ -292,16 +393,65 @@ def test_seeds_and_rows_draw_differently_and_repeatably():
     assert (first == other).sum() < 4
 
 
+#: The interpreter takes 30 ms for a draw.
+NUM_DRAWS = 20000 if DEVICE == "cuda" else 120
+
+
+def weights_of(size, tokens):
+    """Weights (size,): each total of `tokens` spread evenly over its ids."""
+    weights = torch.zeros(size)
+    for places, total in tokens.items():
+        weights[list(places)] = total / len(places)
+    assert abs(weights.sum() - 1) < 1e-5
+    return weights.to(DEVICE)
+
+
+def assert_drawn_by(weights, draw):
+    """Chi-square of the ids that `draw` takes from rows of logits at temperature 2."""
+    logits = (2.0 * torch.log(weights)).expand(NUM_DRAWS, -1).contiguous()
+    _, index = draw(logits, torch.full((NUM_DRAWS,), 2.0, device=DEVICE))
+    counts = torch.bincount(index.long(), minlength=len(weights)).double()
+    expected = weights.double() * NUM_DRAWS
+    assert counts[expected == 0].sum() == 0
+    is_drawn = expected > 0
+    chi = ((counts - expected)[is_drawn] ** 2 / expected[is_drawn]).sum()
+    degrees = int(is_drawn.sum()) - 1
+    assert chi < degrees + 4 * (2 * degrees) ** 0.5, f"chi-square {chi:.1f} of {degrees} degrees"
+
+
 def test_draws_follow_the_softmax():
-    num_draws = 256
-    logits = torch.log(torch.tensor([0.5, 0.25, 0.15, 0.1, 0.0], device=DEVICE)) * 2.0
-    logits = logits.expand(num_draws, 5).contiguous()
-    twos = torch.full((num_draws,), 2.0, device=DEVICE)
-    _, index = sample_rows(logits, twos, seed_of(77), 0, 5)
-    shares = torch.bincount(index.long(), minlength=5) / num_draws
-    expected = torch.tensor([0.5, 0.25, 0.15, 0.1, 0.0], device=DEVICE)
-    assert (shares - expected).abs().max() < 0.1
-    assert shares[4] == 0
+    # One group even, one of two tokens, one empty, one of a single token, one that ends early.
+    heavy = {tuple(range(16)): 0.5, (17,): 0.2, (30,): 0.1}
+    weights = weights_of(70, {**heavy, (48,): 0.15, (64, 69): 0.05})
+    assert_drawn_by(weights, lambda *rows: sample_rows(*rows, seed_of(77), 0, 70))
+
+
+def test_the_token_of_a_group_does_not_depend_on_the_groups_noise():
+    # Product of 0.5 0.3 0.2 in each group and of 0.4 0.3 0.2 0.1 over the groups. The first
+    # group's tokens have the numbers of the groups.
+    first = {(0,): 0.2, (1,): 0.12, (2,): 0.08}
+    others = {
+        (16 * group + token,): within * share
+        for group, share in ((1, 0.3), (2, 0.2), (3, 0.1))
+        for token, within in ((0, 0.5), (7, 0.3), (15, 0.2))
+    }
+    assert_drawn_by(
+        weights_of(64, first | others), lambda *rows: sample_rows(*rows, seed_of(3), 0, 64)
+    )
+
+
+def test_shards_that_cut_groups_draw_by_the_softmax():
+    # Two shards start at the fifth token of a group: their parts of one group are equally heavy.
+    weights = weights_of(48, {(2,): 0.1, (16, 20): 0.4, (21, 31): 0.4, (40,): 0.1})
+    assert_drawn_by(weights, lambda *rows: sample_shards(*rows, seed_of(5), 48, [5, 21]))
+
+
+def test_greedy_shards_may_be_cut_anywhere():
+    logits = randn(3, 100, dtype=torch.float32)
+    logits[0, 18:24] = 9.0
+    best, index = sample_shards(logits, torch.zeros(3, device=DEVICE), seed_of(1), 100, [21, 37])
+    assert index.tolist() == [18, *logits[1:].argmax(1).tolist()]
+    assert torch.equal(best, logits.amax(1))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -316,8 +466,9 @@ def test_unusable_logits_show_as_nan(temperature):
     assert ((index >= 0) & (index < 3000)).all()
 
 
-def test_a_tiny_temperature_is_greedy_and_finite():
-    logits = randn(2, 3000, dtype=torch.float32) * 30
+@pytest.mark.parametrize("scale", [30, 3e4, 1e9])
+def test_a_tiny_temperature_is_greedy_and_finite(scale):
+    logits = randn(2, 3000, dtype=torch.float32) * scale
     tiny = torch.full((2,), 1e-30, device=DEVICE)
     best, index = sample_rows(logits, tiny, seed_of(1), 0, 3000)
     assert best.isfinite().all()
