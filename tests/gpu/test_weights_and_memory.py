@@ -44,7 +44,7 @@ def test_a_gpu_gets_the_weights_that_a_cpu_gets(tmp_path, monkeypatch, dtype):
     stored = {"w": torch.randn(700, 3000).bfloat16(), "v": torch.randn(5000).bfloat16()}
     save_file(stored, path)
     found = []
-    for device in ("cpu", "cuda"):
+    for device in ("cpu", "cuda:0"):
         shapes = ((701, 1000), (5000,), (100, 3000), (700, 2500))
         targets = [torch.full(shape, float("nan"), dtype=dtype, device=device) for shape in shapes]
         sources = {
