@@ -127,7 +127,7 @@ def _decode_kernel(
     kv_head = tl.program_id(0)
     num_kv_heads = tl.num_programs(0)
     item = tl.program_id(1)
-    # The plan is older than the kernel before this one: nothing to wait for.
+    # Nothing to wait for: no kernel starts before the plan is there.
     work += item
     request = tl.load(work)
     row = tl.load(work + ROW * num_items)

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vcli.runtime.layers.kernels.launch import pdl_options, wait_for_previous
+from vcli.runtime.layers.kernels.launch import follow_alone, pdl_options
 
 #: Rows of `DecodePlan.work`. The first is the request: -1 for an item that is empty.
 ROW, START, END, FIRST, COUNT = range(1, 6)
@@ -42,7 +42,7 @@ class DecodeTuning:
 
 
 #: By the most pairs of a request and a kv head that they are for; measured on H200 within layers
-#: with heads of 128. The last fills 132 multiprocessors with two programs each, and no more.
+#: with heads of 128. The last aims at two programs for each of its 132 multiprocessors.
 TUNINGS = (
     (16, DecodeTuning(tile=128, num_warps=4, num_stages=3, num_programs=1056)),
     (128, DecodeTuning(tile=32, num_warps=1, num_stages=4, num_programs=1056)),
@@ -141,7 +141,7 @@ def _plan_kernel(
     COUNT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program cuts the contexts of `OWN` requests, and looks at all to find their places."""
-    wait_for_previous(PDL)
+    follow_alone(PDL)
     number = tl.program_id(0)
     other = tl.arange(0, REQUESTS)
     is_other = other < num_requests
@@ -180,8 +180,7 @@ def _plan_kernel(
 def plan_decode(plan: DecodePlan, rows_R: torch.Tensor, seq_lens_R: torch.Tensor) -> None:
     """Fill `plan` for requests with these rows of the block tables and context lengths (int32).
 
-    A length has the token of this step in it; 0 is padding. Does not wait for the device. Layers
-    don't wait for it either: a kernel of torch's must come between.
+    A length has the token of this step in it; 0 is padding. Does not wait for the device.
     """
     if not plan.num_requests:
         return
