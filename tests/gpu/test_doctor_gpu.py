@@ -66,7 +66,7 @@ def free_gpus() -> None:
 
 @pytest.fixture(scope="module")
 def healthy() -> Ran:
-    return Ran("-tp", str(min(NUM_GPUS, 2)))
+    return Ran("-tp", str(NUM_GPUS))
 
 
 @contextmanager
@@ -115,7 +115,8 @@ def test_each_gpu_computes_copies_and_has_kernels(healthy: Ran) -> None:
 def test_bandwidths_are_measured(healthy: Ran) -> None:
     for id_ in ("LINK-02", "COLL-01", "COLL-02", "COLL-03", "COLL-04", "COLL-06", "COLL-08"):
         assert healthy.status(id_) == "pass", healthy.measured(id_)
-    assert "2 of 2 copies right" in healthy.measured("LINK-02")
+    num_pairs = NUM_GPUS * (NUM_GPUS - 1)
+    assert f"{num_pairs} of {num_pairs} copies right" in healthy.measured("LINK-02")
     assert "GB/s" in healthy.measured("LINK-02")
     assert "sums of 256.0 MiB: TP " in healthy.measured("COLL-04")
 

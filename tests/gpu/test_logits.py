@@ -85,7 +85,11 @@ def reference(family, dtype):
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 @pytest.mark.parametrize(
-    "tp", [1, pytest.param(2, marks=pytest.mark.skipif(NUM_GPUS < 2, reason="needs 2 GPUs"))]
+    "tp",
+    [
+        pytest.param(size, marks=pytest.mark.skipif(size > NUM_GPUS, reason=f"needs {size} GPUs"))
+        for size in (1, 2, 4, 8)
+    ],
 )
 @pytest.mark.parametrize(
     ("dtype", "attention", "eager", "limit"),

@@ -27,8 +27,10 @@ LAYOUTS = [
         id=f"tp{size}",
         marks=pytest.mark.skipif(size > NUM_GPUS, reason=f"needs {size} GPUs"),
     )
-    for size in (1, 2)
+    for size in (1, 2, 4, 8)
 ]
+#: Ranks of the servers that are killed: as many of a size as there are GPUs.
+TP = max(size for size in (1, 2, 4, 8) if size <= max(NUM_GPUS, 1))
 
 
 @pytest.fixture
@@ -56,7 +58,7 @@ def graph_model(tmp_path: Path) -> Path:
 def graph_arguments(model: Path) -> list[str]:
     return [
         str(model), "--served-model-name", "tiny", "--dtype", "bfloat16", "--max-model-len", "256",
-        "--kv-cache-memory", "64M", "--max-num-seqs", "8", "-tp", str(min(NUM_GPUS, 2)),
+        "--kv-cache-memory", "64M", "--max-num-seqs", "8", "-tp", str(TP),
     ]  # fmt: skip
 
 
@@ -107,7 +109,7 @@ def test_greedy_text_on_gpus_is_that_of_the_cpu(
 
 #: last state that all ranks have reached when the victim is killed
 PHASES = {"load": "groups", "warm-up": "kv", "serving": None}
-VICTIMS = ["EngineCore", "serve"] + (["Worker_TP0", "Worker_TP1"] if NUM_GPUS > 1 else [])
+VICTIMS = ["EngineCore", "serve"] + [f"Worker_TP{rank}" for rank in range(TP if TP > 1 else 0)]
 
 
 def wait_phase(server: Server, phase: str) -> None:
