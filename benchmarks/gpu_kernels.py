@@ -139,10 +139,11 @@ class Paged:
 
 
 def lengths(kind, count):
-    if kind != "mixed":
+    """`mixed+500`: prompts of 100-1,024 tokens, 500 steps later; else all of the same length."""
+    if not kind.startswith("mixed+"):
         return [int(kind)] * count
-    generator = random.Random(count)
-    return [generator.randint(300, 1500) for _ in range(count)]
+    generator = random.Random(0)
+    return [generator.randint(100, 1024) + int(kind[6:]) for _ in range(count)]
 
 
 def check_attention():
@@ -227,8 +228,9 @@ def time_decode(quick):
         (1, "1024"),
         (8, "1024"),
         (32, "1024"),
-        (128, "mixed"),
-        (256, "mixed"),
+        (48, "mixed+820"),
+        (145, "mixed+500"),
+        (256, "mixed+65"),
     ):
         found = []
         for tuning in tunings:
@@ -240,7 +242,11 @@ def time_decode(quick):
             name = f"{t.tile} {t.num_warps} {t.num_stages} {t.num_programs}"
             say(f"    {name:16s} {us:7.1f} us  {size / us / 1e6:.2f} TB/s")
     say("  the default tuning, H32 | H16 | H32 with the cache (2,B,K,S,E):")
-    for num_requests, kind in itertools.product((1, 8, 32, 128, 256), ("256", "1024", "mixed")):
+    for num_requests, kind in (
+        *itertools.product((1, 8, 32, 128, 256), ("256", "1024")),
+        *((17, "mixed+955"), (48, "mixed+820"), (82, "mixed+710"), (145, "mixed+500")),
+        (256, "mixed+65"),
+    ):
         row = f"  R{num_requests:<4d} x {kind:6s}"
         for heads, heads_first in ((32, False), (16, False), (32, True)):
             calls, size = decode_calls(
@@ -407,7 +413,7 @@ def time_layers(_quick):
 def time_flashinfer(_quick):
     import flashinfer
 
-    for num_requests, kind in ((32, "1024"), (256, "mixed")):
+    for num_requests, kind in ((32, "1024"), (256, "mixed+65")):
         lens = lengths(kind, num_requests)
         paged, query = Paged(lens), randn(num_requests, 32, 128)
         counts = [-(-length // S) for length in lens]

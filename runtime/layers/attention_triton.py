@@ -107,7 +107,8 @@ class TritonAttention:
         if not self._workspaces or num_requests > self._workspaces[-1].max_num_seqs:
             self._workspaces.append(
                 DecodeWorkspace(
-                    max(num_requests, 1),
+                    # Without graphs batches grow bit by bit: not each has one of its own.
+                    1 << max(num_requests - 1, 0).bit_length(),
                     self._num_heads,
                     self._num_kv_heads,
                     self._head_size,

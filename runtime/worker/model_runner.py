@@ -233,11 +233,12 @@ class ModelRunner:
 
     def _run_layers(self, inputs: DeviceInputs) -> torch.Tensor | None:
         """Hidden states (T, D) on the last stage; None on others, which hand theirs on."""
+        # Before the tensors of the stage before: kernels that overlap may not follow it at once.
+        attention = AttentionStep.planned(self.model.attention_backend, inputs.metadata)
         received = None
         if not self._pp.is_first:
             buffers = self.model.empty_intermediate(inputs.metadata.num_tokens)
             received = recv_tensors(buffers, self._pp)
-        attention = AttentionStep.planned(self.model.attention_backend, inputs.metadata)
         hidden = self.model(inputs.input_ids_T, inputs.positions_T, attention, received)
         if isinstance(hidden, dict):
             send_tensors(hidden, self._pp)

@@ -59,10 +59,11 @@ class StepOps(Protocol):
         vocab_start: int,
         vocab_size: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The best of each row, float32, and its token id; NaN where the logits are no numbers.
+        """The best score of each row, float32, and its token id; NaN where logits are no numbers.
 
-        Temperature 0: the largest logit. Else the largest of logit / temperature + Gumbel noise,
-        which is a draw from the softmax (Gumbel-max). The columns are the tokens from
+        Temperature 0: the largest logit. Else a draw from the softmax of logit / temperature, as
+        the highest score with Gumbel noise, so that of several shards the best one's token is a
+        draw from all (Gumbel-max). The columns are the tokens from
         `vocab_start` on; those from `vocab_size` on are padding.
         """
 

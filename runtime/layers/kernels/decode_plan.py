@@ -8,20 +8,26 @@ the attention of every layer follows: an item is a split of a request's context.
 room for the most items that there can be; the others are empty, and their programs leave.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 import triton.language as tl
 
-from vcli.runtime.layers.kernels.launch import follow_alone, pdl_options
+from vcli.runtime.layers.kernels.launch import pdl_options, wait_for_previous
 
 #: Rows of `DecodePlan.work`. The first is the request: -1 for an item that is empty.
 ROW, START, END, FIRST, COUNT = range(1, 6)
 NUM_FIELDS = 6
 NUM_WARPS = 4
+#: Tokens of the smallest matrix tile.
+MIN_TILE = 16
 #: Requests of a program of the plan.
 OWN = 16
+#: Most splits of one context: a single program merges them.
+MAX_SPLITS = 64
+#: Heads that the tunings are for; larger ones get as much smaller tiles.
+TUNED_HEAD_SIZE = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +56,13 @@ TUNINGS = (
 MOST_TUNING = DecodeTuning(tile=64, num_warps=4, num_stages=3, num_programs=264)
 
 
-def tuning_for(num_requests: int, num_kv_heads: int) -> DecodeTuning:
+def tuning_for(num_requests: int, num_kv_heads: int, head_size: int) -> DecodeTuning:
     """The fastest known for so many contexts."""
     num_pairs = num_requests * num_kv_heads
-    return next((tuning for most, tuning in TUNINGS if num_pairs <= most), MOST_TUNING)
+    tuning = next((tuning for most, tuning in TUNINGS if num_pairs <= most), MOST_TUNING)
+    if head_size <= TUNED_HEAD_SIZE:
+        return tuning
+    return replace(tuning, tile=max(tuning.tile * TUNED_HEAD_SIZE // head_size, MIN_TILE))
 
 
 class DecodeWorkspace:
@@ -71,6 +80,7 @@ class DecodeWorkspace:
         """Without `tuning` each number of requests has its own."""
         self.max_num_seqs = max_num_seqs
         self._num_kv_heads = num_kv_heads
+        self._head_size = head_size
         self._tuning = tuning
         most_items = max(self.num_items(count) for count in range(1, max_num_seqs + 1))
         self.work = torch.empty(NUM_FIELDS * most_items, dtype=torch.int32, device=device)
@@ -81,7 +91,7 @@ class DecodeWorkspace:
 
     def tuning(self, num_requests: int) -> DecodeTuning:
         """What a step of so many requests uses."""
-        return self._tuning or tuning_for(num_requests, self._num_kv_heads)
+        return self._tuning or tuning_for(num_requests, self._num_kv_heads, self._head_size)
 
     def num_items(self, num_requests: int) -> int:
         """Most items of a step of so many requests: each may have one that is not full."""
@@ -137,16 +147,17 @@ def _cut(length, longest, TILE: tl.constexpr):
 def _plan_kernel(
     rows, seq_lens, work, num_requests, num_wanted, num_items,
     REQUESTS: tl.constexpr, OWN: tl.constexpr, TILE: tl.constexpr, MIN_SPLIT: tl.constexpr,
-    ROW: tl.constexpr, START: tl.constexpr, END: tl.constexpr, FIRST: tl.constexpr,
-    COUNT: tl.constexpr, PDL: tl.constexpr,
+    MAX_SPLITS: tl.constexpr, ROW: tl.constexpr, START: tl.constexpr, END: tl.constexpr,
+    FIRST: tl.constexpr, COUNT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program cuts the contexts of `OWN` requests, and looks at all to find their places."""
-    follow_alone(PDL)
+    wait_for_previous(PDL)
     number = tl.program_id(0)
     other = tl.arange(0, REQUESTS)
     is_other = other < num_requests
     other_length = tl.load(seq_lens + other, mask=is_other, other=0)
     longest = tl.cdiv(tl.sum(other_length.to(tl.int64), axis=0), num_wanted).to(tl.int32)
+    longest = tl.maximum(longest, tl.cdiv(tl.max(other_length, axis=0), MAX_SPLITS))
     longest = tl.maximum(tl.cdiv(longest, TILE) * TILE, MIN_SPLIT)
     other_count, other_share = _cut(other_length, longest, TILE)
     other_count = tl.where(is_other, other_count, 0)
@@ -177,10 +188,16 @@ def _plan_kernel(
         tl.store(work + begin_empty + other, -1, mask=begin_empty + other < num_items)
 
 
+def _room(num_requests: int) -> int:
+    """16, 64, 256, 1024, ...: few sizes, since each is compiled."""
+    return max(16, 1 << (-(-(num_requests - 1).bit_length() // 2) * 2))
+
+
 def plan_decode(plan: DecodePlan, rows_R: torch.Tensor, seq_lens_R: torch.Tensor) -> None:
     """Fill `plan` for requests with these rows of the block tables and context lengths (int32).
 
-    A length has the token of this step in it; 0 is padding. Does not wait for the device.
+    A length has the token of this step in it; 0 is padding. Does not wait for the device. Layers
+    read the plan before they wait: a kernel that does not overlap must come between.
     """
     if not plan.num_requests:
         return
@@ -188,8 +205,9 @@ def plan_decode(plan: DecodePlan, rows_R: torch.Tensor, seq_lens_R: torch.Tensor
     _plan_kernel[(triton.cdiv(plan.num_requests, OWN),)](
         rows_R, seq_lens_R, plan.work, plan.num_requests,
         workspace.num_wanted(plan.num_requests), plan.num_items,
-        REQUESTS=triton.next_power_of_2(plan.num_requests),
+        REQUESTS=_room(plan.num_requests),
         OWN=OWN,
+        MAX_SPLITS=MAX_SPLITS,
         TILE=tuning.tile,
         MIN_SPLIT=-(-tuning.min_split_tokens // tuning.tile) * tuning.tile,
         ROW=ROW,

@@ -2,8 +2,8 @@
 # ruff: noqa: ANN001, ANN201
 """Programmatic dependent launch: a kernel is set up while the one before it still runs.
 
-Every kernel here calls `wait_for_previous` or `follow_alone` before it touches memory that others
-write. A kernel launched with the attribute and without the wait would race with its predecessor.
+Every kernel here calls `wait_for_previous` before it touches memory that others write. A kernel
+launched with the attribute and without the wait would race with its predecessor.
 """
 
 from typing import Any
@@ -33,16 +33,6 @@ def wait_for_previous(PDL: tl.constexpr):
     """Lets the next kernel be set up, then waits until the previous one's writes are visible."""
     if PDL:
         gdc_launch_dependents()
-        gdc_wait()
-
-
-@triton.jit
-def follow_alone(PDL: tl.constexpr):
-    """Waits like `wait_for_previous`, but no later kernel starts before this one has ended.
-
-    For what later kernels read before they wait.
-    """
-    if PDL:
         gdc_wait()
 
 

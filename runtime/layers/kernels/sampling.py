@@ -5,8 +5,8 @@
 Drawn in two levels, which is exact and spares most of the noise: first a group of 16 tokens by the
 log of its total weight, then a token of that group. The noise depends on the seed, the row's
 position and the id of the group or token alone, so shards of whole groups choose what the whole
-vocabulary would: the shard with the best score wins. A group cut by the start of a shard counts as
-two groups with noise of their own.
+vocabulary would: the shard with the best score wins. A shard that starts within a group has other
+noise, and the parts of that group count as two groups.
 """
 
 import torch

@@ -114,7 +114,7 @@ def planned(workspace, rows, seq_lens):
 @pytest.mark.parametrize("num_programs", [1, 8, 40, 500])
 @pytest.mark.parametrize(
     "seq_lens",
-    [[700], [0, 5], [1, 16, 17, 0, 900, 33, 400], [37 * index % 301 for index in range(40)]],
+    [[1700], [0, 5], [1, 16, 17, 0, 900, 33, 400], [37 * index % 301 for index in range(40)]],
 )
 def test_a_plan_cuts_every_context_into_even_splits_and_no_more(num_programs, seq_lens):
     tuning = DecodeTuning(tile=16, min_split_tokens=20, num_programs=num_programs)
@@ -133,13 +133,33 @@ def test_a_plan_cuts_every_context_into_even_splits_and_no_more(num_programs, se
         assert [item[START] for item in own] == edges[:-1]
         assert edges[-1] == length
         assert all(edge % 16 == 0 for edge in edges[:-1])
-    whole = [item[END] for item in items if item[COUNT] == 1]
-    assert all(a >= b - 15 for a, b in itertools.pairwise(whole)), "the longest first"
-    longest = max(item[END] - item[START] for item in items)
-    shortest = min((item[END] - item[START] for item in items if item[COUNT] > 1), default=longest)
-    fair = sum(seq_lens) / max(num_programs // 2, 1)
-    assert longest <= max(fair + 16, 32)
-    assert shortest > 0
+        sizes = [item[END] - item[START] for item in own]
+        assert len(set(sizes[:-1])) <= 1, "even but for the last"
+        assert 0 < sizes[-1] <= sizes[0] or length == 0
+    sizes = [item[END] - item[START] for item in items if item[START] == 0]
+    assert all(a >= b - 15 for a, b in itertools.pairwise(sizes)), "the longest first"
+    fair = max(sum(seq_lens) / max(num_programs // 2, 1), max(seq_lens) / 64, 20)
+    assert max(sizes) <= -(-fair // 16) * 16, "splits as short as programs were asked for"
+    # Cut no more than that asks for: splits in the middle fill at least half of it.
+    assert all(2 * size >= min(fair, 32) - 15 for size in sizes if size not in seq_lens)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_size", "num_requests"),
+    [(4, 2, 128, 5), (4, 2, 128, 20), (4, 4, 128, 33), (4, 2, 256, 3), (2, 2, 256, 65)],
+)
+def test_the_tunings_for_any_number_of_requests_and_size_of_heads(
+    heads, kv_heads, head_size, num_requests
+):
+    seq_lens = [1 + 29 * index % 83 for index in range(num_requests - 1)] + [300]
+    paged = PagedCache(seq_lens, kv_heads, head_size)
+    query = randn(num_requests, heads, head_size)
+    workspace = DecodeWorkspace(num_requests, heads, kv_heads, head_size, DEVICE)
+    plan = planned(workspace, paged.rows, seq_lens)
+    output = paged_decode(query, paged.cache, paged.tables, plan, 0.1)
+    for index in range(num_requests):
+        assert_near(output[index], paged.attend(index, query[index : index + 1], 0.1)[0])
+    assert not workspace.tickets.any()
 
 
 SMALL_SPLITS = DecodeTuning(tile=16, num_warps=2, num_stages=2, min_split_tokens=16)
