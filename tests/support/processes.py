@@ -43,10 +43,15 @@ def wait_until(claim: Callable[[], bool], timeout_s: float = 5.0) -> None:
         time.sleep(0.01)
 
 
-def opened_devices(pid: int) -> list[str]:
-    """The NVIDIA devices that a process has open: it has initialised CUDA, or asked for a GPU."""
+def opened_files(pid: int) -> list[str]:
+    """What the descriptors of a live process point to; one that it closes meanwhile is left out."""
     targets = []
     for path in list(Path(f"/proc/{pid}/fd").iterdir()):
         with contextlib.suppress(FileNotFoundError):
             targets.append(str(path.readlink()))
-    return [target for target in targets if target.startswith("/dev/nvidia")]
+    return targets
+
+
+def opened_devices(pid: int) -> list[str]:
+    """The NVIDIA devices that a process has open: it has initialised CUDA, or asked for a GPU."""
+    return [target for target in opened_files(pid) if target.startswith("/dev/nvidia")]

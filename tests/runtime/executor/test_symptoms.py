@@ -16,7 +16,7 @@ import pytest
 
 from tests.support import fake_worker
 from tests.support.fake_worker import SPEC, fake_config, fake_step
-from tests.support.processes import wait_until
+from tests.support.processes import opened_files, wait_until
 from tests.support.tiny_model import tiny_checkpoint
 from tests.support.worker_steps import engine_config, kv_config
 from vcli.runtime.errors import (
@@ -147,9 +147,8 @@ def test_26_no_queue_has_a_file_that_could_be_removed_under_it(
 ) -> None:
     started.execute_model(fake_step())
     for pid in started.worker_pids.values():
-        process = Path(f"/proc/{pid}")
-        mapped = (process / "maps").read_text()
-        opened = [str(entry.readlink()) for entry in (process / "fd").iterdir()]
+        mapped = Path(f"/proc/{pid}/maps").read_text()
+        opened = opened_files(pid)
         assert "memfd:vcli-steps" in mapped or "memfd:vcli-broadcast" in mapped
         assert "/dev/shm" not in mapped
         assert [name for name in opened if name.startswith("/dev/shm")] == []

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import seconds_until_all_ended, wait_until
+from tests.support.processes import opened_files, seconds_until_all_ended, wait_until
 from tests.support.serving import Server, serving
 from tests.support.tiny_model import write_checkpoint
 from tests.support.tiny_tokenizer import write_tokenizer
@@ -57,8 +57,8 @@ def memory_files(server: Server) -> list[str]:
     return [
         target
         for pid in server.family()
-        for entry in Path(f"/proc/{pid}/fd").iterdir()
-        if (target := str(entry.readlink())).startswith("/memfd:vcli-")
+        for target in opened_files(pid)
+        if target.startswith("/memfd:vcli-")
     ]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import opened_files
 from tests.support.tiny_model import tiny_checkpoint
 from tests.support.worker_steps import engine_config, kv_config
 from vcli.runtime.config import DeadlineConfig
@@ -60,9 +61,7 @@ def test_7_engines_that_start_at_once_find_no_address_in_use() -> None:
 def listened_addresses(pid: int) -> set[str]:
     """Addresses on which a process listens for TCP."""
     sockets = {
-        number
-        for entry in Path(f"/proc/{pid}/fd").iterdir()
-        for number in re.findall(r"socket:\[(\d+)\]", str(entry.readlink()))
+        number for target in opened_files(pid) for number in re.findall(r"socket:\[(\d+)\]", target)
     }
     found = set()
     for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
