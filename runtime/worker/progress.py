@@ -17,7 +17,7 @@ from vcli.runtime.ipc.segment import SharedSegment
 _LINE_WORDS = 8
 _LINE_BYTES = 8 * _LINE_WORDS
 
-OPERATIONS: Final = ("all_reduce", "all_gather", "broadcast", "send", "recv")
+OPERATIONS: Final = ("all_reduce", "all_gather", "broadcast", "send", "recv", "broadcast_object")
 KINDS: Final = ("TP", "PCP", "DCP", "PP", "DP", "EP", "EPLB")
 _CODES: Final = {
     (operation, kind): 1 + index * len(KINDS) + place

@@ -21,17 +21,23 @@ from vcli.runtime.distributed.collectives import (
 from vcli.runtime.distributed.parallel_state import build_parallel_context
 from vcli.runtime.distributed.rendezvous import RendezvousTarget, join_world
 from vcli.runtime.distributed.verify import verify_groups
+from vcli.runtime.worker.progress import ProgressBoard
 from vcli.topology.config import ParallelConfig
 from vcli.topology.errors import VcliError
 from vcli.topology.planner import plan_topology
 
 TIMEOUT_S = 20.0
+#: Kept while their lines are written.
+BOARDS = []
 
 
 def context_of(rank, sizes):
     sizes = {name: size for name, size in sizes.items() if name != "is_ring"}
     plan = plan_topology(ParallelConfig(**sizes))
-    return build_parallel_context(plan, rank, timeout_s=TIMEOUT_S)
+    # As workers do: every operation must be one that the board knows.
+    board = ProgressBoard.create(rank + 1)
+    BOARDS.append(board)
+    return build_parallel_context(plan, rank, timeout_s=TIMEOUT_S, trace=board.line(rank))
 
 
 def collectives(rank, sizes):
