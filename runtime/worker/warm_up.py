@@ -29,15 +29,15 @@ def profile_step(runner: ModelRunner, config: EngineConfig) -> None:
 
 
 def warm_up(runner: ModelRunner, config: EngineConfig, device: torch.device) -> int:
-    """A prompt, a short one with another request, a decode; gives the prompt's tokens.
+    """A prompt and a decode step, sampled greedily and by chance; gives the prompt's tokens.
 
-    Sampled greedily and by chance. A device has other kernels for each of the three.
+    A device has other kernels for a short prompt, and gets one as well.
     """
     num_tokens = min(config.scheduler.max_num_batched_tokens, config.model.max_model_len)
     if device.type == "cpu":
         num_tokens = min(num_tokens, _CPU_WARM_UP_TOKENS)
-    short = [min(2, num_tokens), 1][: config.scheduler.max_num_seqs]
-    for query_lens in ([num_tokens], short, [1]):
+    short = [[min(2, num_tokens)]] if device.type == "cuda" else []
+    for query_lens in ([num_tokens], *short, [1]):
         logits_NV = runner.dummy_step(query_lens)
         if logits_NV is not None:
             _sample_all_kinds(logits_NV)
