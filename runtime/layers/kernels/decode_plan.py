@@ -48,12 +48,13 @@ class DecodeTuning:
 
 
 #: By the most pairs of a request and a kv head that they are for; measured on H200 within layers
-#: with heads of 128. The last aims at two programs for each of its 132 multiprocessors.
+#: with heads of 128. The last leaves contexts of one length whole where a program for each kv head
+#: fills its 132 multiprocessors, else cuts them in two: never more programs than run at once.
 TUNINGS = (
     (16, DecodeTuning(tile=128, num_warps=4, num_stages=3, num_programs=1056)),
     (128, DecodeTuning(tile=32, num_warps=1, num_stages=4, num_programs=1056)),
 )
-MOST_TUNING = DecodeTuning(tile=64, num_warps=4, num_stages=3, num_programs=264)
+MOST_TUNING = DecodeTuning(tile=64, num_warps=4, num_stages=3, num_programs=192)
 
 
 def tuning_for(num_requests: int, num_kv_heads: int, head_size: int) -> DecodeTuning:
