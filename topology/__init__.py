@@ -48,7 +48,7 @@ from vcli.topology.memory import (
     weight_bytes,
 )
 from vcli.topology.model_spec import ModelSpec, MoeSpec, RopeSpec, model_spec_from_config
-from vcli.topology.names import engine_core_title, log_prefix, memfd_name
+from vcli.topology.names import engine_core_title, memfd_name
 from vcli.topology.omp import decide_omp_num_threads
 from vcli.topology.placement import RankPlacement, place_ranks
 from vcli.topology.plan import (
@@ -127,7 +127,6 @@ __all__ = [
     "kv_bytes_per_token",
     "layer_ranges",
     "local_heads",
-    "log_prefix",
     "memfd_name",
     "model_spec_from_config",
     "num_local_experts",

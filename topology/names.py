@@ -16,15 +16,6 @@ def engine_core_title(dp_rank: int, dp_size: int) -> str:
     return titled("EngineCore", ("DP", dp_rank, dp_size))
 
 
-def log_prefix(title: str, *, rank: int | None, node_rank: int, num_nodes: int) -> str:
-    """What stands before each log line of a process: `(node1 r12 Worker_PP1_TP3)`."""
-    parts = [f"node{node_rank}"] if num_nodes > 1 else []
-    if rank is not None:
-        parts.append(f"r{rank}")
-    parts.append(title.removeprefix(TITLE_PREFIX))
-    return f"({' '.join(parts)})"
-
-
 def memfd_name(purpose: str, *, dp_rank: int, rank: int | None = None) -> str:
     """Name of a memory file as /proc/PID/fd shows it: `vcli-broadcast-dp0`, `vcli-reply-dp0-r3`."""
     suffix = "" if rank is None else f"-r{rank}"

@@ -72,13 +72,16 @@ def _await_peers(  # noqa: PLR0917 - as above
     RANK: tl.constexpr,
     WORLD: tl.constexpr,
 ) -> tl.tensor:
-    """Returns when all peers have raised their flag: 0, or not-a-number where one did not."""
+    """Returns when all peers have raised their flag: 0, or not-a-number where one did not.
+
+    All of them together get `max_polls`: a call ends in time, however many are lost.
+    """
     lost = 0.0
+    polls = 0
     for step in tl.static_range(1, WORLD):
         peer = (RANK + step) % WORLD
         # A compare-and-swap that changes nothing: Triton's plain loads don't acquire.
         seen = tl.atomic_cas(flags + peer, call, call, sem="acquire", scope="sys")
-        polls = 0
         while (seen != call) & (polls < max_polls):
             seen = tl.atomic_cas(flags + peer, call, call, sem="acquire", scope="sys")
             polls += 1

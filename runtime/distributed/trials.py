@@ -119,7 +119,7 @@ class SumTrial:
     def _contribution(self, rank_in_group: int, call: int) -> torch.Tensor:
         index = torch.arange(self._num_elements, device=self._device)
         seed = rank_in_group * 5 + call * 3 + self._round * 11
-        return ((index * (2 * rank_in_group + 3) + seed) % 17 - 8).float()
+        return ((index * (rank_in_group % 16 + 1) + seed) % 17 - 8).float()
 
 
 class NormTrial:

@@ -18,7 +18,6 @@ from vcli.topology import (
     HostFacts,
     ParallelConfig,
     PlacementError,
-    log_prefix,
     memfd_name,
     model_spec_from_config,
     plan_to_json,
@@ -140,11 +139,7 @@ def test_json_is_plain_complete_and_deterministic() -> None:
     assert document["nodes"][0]["ranks"][0]["layer_span"] == [0, 16]
 
 
-def test_names_for_logs_and_descriptors() -> None:
-    title = "vcli::Worker_PP1_TP3"
-
-    assert log_prefix(title, rank=12, node_rank=1, num_nodes=2) == "(node1 r12 Worker_PP1_TP3)"
-    assert log_prefix("vcli::ApiServer", rank=None, node_rank=0, num_nodes=1) == "(ApiServer)"
+def test_names_of_descriptors() -> None:
     assert memfd_name("reply", dp_rank=0, rank=3) == "vcli-reply-dp0-r3"
     assert memfd_name("broadcast", dp_rank=1) == "vcli-broadcast-dp1"
 
