@@ -40,6 +40,7 @@ offline 8b-half 120 --shape llama8b -tp "$half" --rpc-calls 300
 offline 8b 120 --shape llama8b -tp "$count" --rpc-calls 300
 offline moe-ep 240 --shape qwen30b_moe -tp "$count" --enable-expert-parallel
 step tests-doctor 180 "$python" -m pytest -q tests/gpu/test_doctor_gpu.py
+step tests-symmetric 300 "$python" -m pytest -q tests/gpu/test_symmetric.py
 step tests-logits 300 "$python" -m pytest -q tests/gpu/test_logits.py -k "$half or $count"
 step tests-kill 300 "$python" -m pytest -q tests/gpu/test_serve_gpu.py
 exit $worst

@@ -89,7 +89,7 @@ def held(index: int, mib: int) -> Iterator[int]:
 
 
 def processes_on_gpus() -> set[int]:
-    import pynvml
+    pynvml = pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
 
     pynvml.nvmlInit()
     handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from tests.support.tiny_model import reference_model, tiny_checkpoint
+from tests.support.tiny_model import initial_checkpoint
 from tests.support.worker_steps import StepDriver, engine_config, kv_config
 from vcli.runtime.executor.multiproc import MultiprocExecutor
 from vcli.topology.config import ParallelConfig
@@ -23,21 +23,6 @@ pytestmark = [
 PROMPT = [5, 17, 99, 3, 250, 41, 8]
 #: Fed whatever the model would choose: a near tie in bfloat16 must not end the comparison.
 CONTINUATION = [(37 * place + 11) % 512 for place in range(24)]
-INITIAL_STD = 0.02
-SHAPE = {"hidden_size": 128, "head_dim": 64}
-
-
-@cache
-def checkpoint(family, dtype):
-    """A tiny checkpoint as fresh from training code, with no more digits than `dtype`."""
-    folder = tiny_checkpoint(family, **SHAPE).with_name(f"{family}-{dtype}")
-    model = reference_model(family, **SHAPE)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(INITIAL_STD / parameter.std())
-    model.to(getattr(torch, dtype)).float().save_pretrained(folder)
-    return folder
 
 
 def logits_of(folder, *, tp=1, dtype="float32", device="cpu", attention="torch", eager=True):
@@ -80,7 +65,7 @@ def logits_of(folder, *, tp=1, dtype="float32", device="cpu", attention="torch",
 
 @cache
 def reference(family, dtype):
-    return logits_of(checkpoint(family, dtype))[:2]
+    return logits_of(initial_checkpoint(family, dtype))[:2]
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
@@ -108,7 +93,7 @@ def test_logits_agree_with_the_cpu_in_float32(family, tp, dtype, attention, eage
         pytest.skip("FlashInfer is not installed")
     expected, expected_tokens = reference(family, dtype)
     found, tokens, num_graphs = logits_of(
-        checkpoint(family, dtype),
+        initial_checkpoint(family, dtype),
         tp=tp,
         dtype=dtype,
         device="cuda",

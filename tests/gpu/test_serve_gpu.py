@@ -64,7 +64,7 @@ def graph_arguments(model: Path) -> list[str]:
 
 def used_on_all() -> int:
     """Bytes in use on all GPUs, by NVML; also what processes of other namespaces hold."""
-    import pynvml
+    pynvml = pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
 
     pynvml.nvmlInit()
     try:

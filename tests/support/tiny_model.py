@@ -109,3 +109,17 @@ def tiny_checkpoint(
     folder = Path(_session_folder().name) / f"{name}-{'tied' if tie_word_embeddings else 'own'}"
     write_checkpoint(folder, family, tie_word_embeddings=tie_word_embeddings, **overrides)
     return folder
+
+
+@cache
+def initial_checkpoint(family: str, dtype: str) -> Path:
+    """One as fresh from training code, with heads of 64 and no more digits than `dtype`."""
+    shape = {"hidden_size": 128, "head_dim": 64}
+    model = reference_model(family, **shape)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(0.02 / parameter.std())
+    folder = Path(_session_folder().name) / f"{family}-initial-{dtype}"
+    model.to(getattr(torch, dtype)).float().save_pretrained(folder)
+    return folder
