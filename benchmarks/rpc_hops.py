@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.support.fake_worker import SamplingWorker, fake_config
 from vcli.runtime.config import EngineConfig, ModelConfig
 from vcli.runtime.core.core_proc import EngineCoreProc
-from vcli.runtime.executor.base import get_executor_class
+from vcli.runtime.executor.backends import get_executor_class
 from vcli.runtime.ipc.frames import FrameSocket, frame_pair
 from vcli.runtime.messages import (
     CoreMessage,

@@ -17,7 +17,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.support.fake_worker import fake_config
 from vcli.runtime.config import EngineConfig, SchedulerConfig
 from vcli.runtime.core.engine_core import EngineCore
-from vcli.runtime.executor.base import Executor, get_executor_class
+from vcli.runtime.executor.backends import get_executor_class
+from vcli.runtime.executor.base import Executor
 from vcli.runtime.messages import EngineRequest
 from vcli.runtime.sampling_params import SamplingParams
 

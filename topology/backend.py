@@ -7,6 +7,8 @@ from vcli.topology.errors import ConfigError
 from vcli.topology.facts import ProcessFacts
 from vcli.topology.sizes import EXTERNAL_LAUNCHER, ParallelSizes
 
+#: What every executor derives from; topology imports nothing of the runtime, so by name.
+EXECUTOR: Final = "vcli.runtime.executor.base.Executor"
 BACKENDS: Final = ("uni", "mp", "colocated", "ray", EXTERNAL_LAUNCHER)
 #: Back ends that work over several nodes by themselves.
 _MULTI_NODE: Final = ("mp", "uni", EXTERNAL_LAUNCHER)
@@ -22,10 +24,33 @@ def choose_backend(config: ParallelSizes, process: ProcessFacts | None = None) -
     if requested is None or requested == "auto":
         value, reason = _default_backend(config, process or ProcessFacts())
     else:
-        value, reason = requested, "asked for"
+        value, reason = backend_name(requested), "asked for"
         _check_known(value)
     _check_sizes(value, config)
     return Decision(name="backend", value=value, reasons=(reason,))
+
+
+def backend_name(requested: object) -> str:
+    """A back end as a name: that of an `Executor` class is its dotted path, as processes need it.
+
+    Raises:
+        ConfigError: neither a name nor such a class, or a class that other processes can't import.
+    """
+    if isinstance(requested, str):
+        return requested
+    bases = requested.__mro__ if isinstance(requested, type) else ()
+    if not any(f"{base.__module__}.{base.__qualname__}" == EXECUTOR for base in bases):
+        raise ConfigError(
+            f"distributed_executor_backend={requested!r} is no subclass of {EXECUTOR}",
+            hint=f"give one of {', '.join(BACKENDS)}, or an Executor class or its dotted path",
+        )
+    assert isinstance(requested, type)
+    if requested.__module__ == "__main__" or "." in requested.__qualname__:
+        raise ConfigError(
+            f"distributed_executor_backend={requested!r} can't be imported by other processes",
+            hint="define the class at the top of a module of its own, not of the main program",
+        )
+    return f"{requested.__module__}.{requested.__qualname__}"
 
 
 def _default_backend(config: ParallelSizes, process: ProcessFacts) -> tuple[str, str]:

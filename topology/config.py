@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Final, Self
 
+from vcli.topology.backend import backend_name
 from vcli.topology.errors import ConfigError
 from vcli.topology.sizes import DEFAULT_MASTER_PORT, ParallelSizes
 
@@ -35,6 +36,9 @@ class ParallelConfig(ParallelSizes):
         return cls(**asdict(sizes))
 
     def __post_init__(self) -> None:
+        if self.distributed_executor_backend is not None:
+            name = backend_name(self.distributed_executor_backend)
+            object.__setattr__(self, "distributed_executor_backend", name)
         _check_sizes(self)
         _check_decode_context(self)
         _check_nodes(self)

@@ -18,7 +18,8 @@ class ParallelSizes:
     `data_parallel_size_local` is per started instance (None: inferred, see
     `local_data_parallel_size`). `external_data_parallel_size` is for library use by trainers:
     whole copies of the deployment inside one torch world that somebody else started.
-    `is_moe` is set from the model where one is known.
+    `is_moe` is set from the model where one is known. `distributed_executor_backend` may be given
+    as an `Executor` class, and is the class' dotted path then.
     """
 
     tensor_parallel_size: int = 1
@@ -41,7 +42,7 @@ class ParallelSizes:
     headless: bool = False
     master_addr: str = "127.0.0.1"
     master_port: int = DEFAULT_MASTER_PORT
-    distributed_executor_backend: str | None = None
+    distributed_executor_backend: str | type | None = None
     start_method: str | None = None
     numa_bind: bool = False
     pp_layer_partition: tuple[int, ...] | None = None

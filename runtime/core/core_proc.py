@@ -38,7 +38,8 @@ from vcli.runtime.core.request import FinishReason
 from vcli.runtime.core.scheduler import ended_output
 from vcli.runtime.core.utility_calls import UtilityCalls
 from vcli.runtime.errors import FailureReport, RequestError, RpcTimeoutError, WorkerDiedError
-from vcli.runtime.executor.base import Executor, get_executor_class
+from vcli.runtime.executor.backends import get_executor_class
+from vcli.runtime.executor.base import Executor
 from vcli.runtime.log import get_logger
 from vcli.runtime.messages import (
     AbortRequests,

@@ -1,6 +1,5 @@
-"""One call to all ranks of a replica: the interface, and which class implements a back end."""
+"""One call to all ranks of a replica: the interface that every back end implements."""
 
-import importlib
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -34,15 +33,6 @@ logger = get_logger(__name__)
 
 StepResult = ModelRunnerOutput | None
 FailureCallback = Callable[[FailureReport], None]
-
-#: By path, since they build on this module.
-_BACKENDS = {
-    "uni": "vcli.runtime.executor.uniproc.UniProcExecutor",
-    "mp": "vcli.runtime.executor.multiproc.MultiprocExecutor",
-    "multinode": "vcli.runtime.executor.multinode.MultiNodeExecutor",
-    "colocated": "vcli.runtime.executor.colocated.ColocatedExecutor",
-    "external_launcher": "vcli.runtime.executor.external_launcher.ExternalLauncherExecutor",
-}
 
 _HEALTH_METHOD = "check_health"
 #: Deadline of a health check, where the caller names none.
@@ -322,24 +312,3 @@ class Executor(ABC):
 
     def _start_call(self, method: str, *args: Any) -> Any:
         return self.collective_rpc(method, timeout_s=self._config.deadlines.start_s, args=args)
-
-
-def get_executor_class(backend: str) -> type[Executor]:
-    """The class that runs the back end of a plan: `uni`, `mp`, or the dotted path of a class.
-
-    Raises:
-        ConfigError: a back end that is planned but can't be run yet, or a path without an Executor.
-    """
-    module_name, _, class_name = _BACKENDS.get(backend, backend).rpartition(".")
-    if not module_name:
-        raise ConfigError(
-            f"topo plans the back end {backend!r}; serve does not run it yet",
-            hint="--distributed-executor-backend mp",
-        )
-    try:
-        found = vars(importlib.import_module(module_name)).get(class_name)
-    except ImportError as error:
-        raise ConfigError(f"executor {backend!r} can't be imported: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, Executor)):
-        raise ConfigError(f"{backend!r} is no subclass of {Executor.__module__}.Executor")
-    return found

@@ -11,7 +11,8 @@ from tests.support.worker_steps import BLOCK_SIZE, engine_config
 from vcli.runtime.config import CacheConfig, EngineConfig, SchedulerConfig
 from vcli.runtime.core.engine_core import EngineCore
 from vcli.runtime.core.overlap import decide_overlap
-from vcli.runtime.executor.base import Executor, get_executor_class
+from vcli.runtime.executor.backends import get_executor_class
+from vcli.runtime.executor.base import Executor
 from vcli.runtime.executor.uniproc import UniProcExecutor
 from vcli.runtime.messages import EngineRequest
 from vcli.runtime.sampling_params import SamplingParams
