@@ -20,6 +20,7 @@ from vcli.runtime.process.live_page import (
     read_live_page,
 )
 from vcli.runtime.worker.progress import (
+    Absence,
     RankProgress,
     missing_from_collective,
     read_progress,
@@ -144,7 +145,10 @@ def _look_at_ranks(
         board = _read_board((core, *own))
         found = _ranks_of(core, own, board, pages)
         ranks += found
-        waits += _who_waits(board, told.get("groups"), {view.rank: view.title for view in found})
+        # A rank of another host writes its line there: here it has no process and an empty line.
+        here = {view.rank for view in found if view.pid != core.pid}
+        known = [line if line.num_entered or line.rank in here else None for line in board]
+        waits += _who_waits(known, told.get("groups"), {view.rank: view.title for view in found})
     return tuple(ranks), tuple(waits)
 
 
@@ -207,7 +211,7 @@ def _read_board(processes: Sequence[VcliProcess]) -> list[RankProgress]:
 
 
 def _who_waits(
-    board: Sequence[RankProgress], groups: object, titles: Mapping[int, str]
+    board: Sequence[RankProgress | None], groups: object, titles: Mapping[int, str]
 ) -> list[str]:
     """A sentence for each rank that others wait for."""
     if not board or not isinstance(groups, dict):
@@ -218,15 +222,25 @@ def _who_waits(
             if all(rank < len(board) for rank in group):
                 for rank in group:
                     group_of[rank][kind] = tuple(group)
-    missing = missing_from_collective(board, group_of)
-    longest = max((line.seconds for line in board if line.is_waiting), default=0.0)
+    longest = max((line.seconds for line in board if line and line.is_waiting), default=0.0)
     if longest < MIN_WAIT_S:
         return []
     return [
-        f"rank {rank} ({titles.get(rank, '?')}) has not come to the {what}, where others wait "
-        f"for {longest:.1f} s; it is {board[rank].describe()}"
-        for rank, what in sorted(missing.items())
+        _absence_text(
+            absence, f"{absence.collective}, where others wait for {longest:.1f} s", titles
+        )
+        for absence in missing_from_collective(board, group_of)
     ]
+
+
+def _absence_text(absence: Absence, collective: str, titles: Mapping[int, str]) -> str:
+    if absence.progress is None:
+        return (
+            f"it is not known here whether rank {absence.rank} has come to the {collective}: "
+            "its processes are on another host"
+        )
+    name = f"rank {absence.rank} ({titles.get(absence.rank, '?')})"
+    return f"{name} has not come to the {collective}; it is {absence.progress.describe()}"
 
 
 def _ask_for_stacks(

@@ -10,7 +10,7 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, ClassVar, Final
 
@@ -31,10 +31,14 @@ from vcli.runtime.process.environ import interface_environ
 from vcli.runtime.process.first_cause import FirstCause
 from vcli.runtime.worker.call_messages import CallKind, RankActivity
 from vcli.runtime.worker.dispatch import DEFAULT_WORKER_CLS
+from vcli.runtime.worker.progress import Absence, RankProgress
 from vcli.topology.errors import ConfigError, ExitStatus
 
 #: A worker that lost its peer fails at once; why the peer is gone comes from another node.
 CAUSE_WAIT_S: Final = 1.5
+
+#: For the nodes to say where their ranks are, when a step is stuck.
+_ANSWER_S: Final = 1.0
 
 
 class MultiNodeExecutor(MultiprocExecutor):
@@ -172,6 +176,24 @@ class MultiNodeExecutor(MultiprocExecutor):
         if rank in self._local_ranks:
             return super()._activity(rank)
         return self._remote.activity(rank) if self._remote is not None else None
+
+    def _progress(self) -> Sequence[RankProgress | None]:
+        remote = self._remote.progress(_ANSWER_S) if self._remote is not None else {}
+        # Own lines last: they show what the others' answers can't be older than.
+        own = super()._progress()
+        return [
+            line if rank in self._local_ranks else remote.get(rank) for rank, line in enumerate(own)
+        ]
+
+    def _describe_absence(self, absence: Absence) -> str:
+        text = super()._describe_absence(absence)
+        if absence.progress is None:
+            text += f": its node did not say so within {_ANSWER_S:g} s"
+        return text
+
+    def _name(self, rank: int) -> str:
+        node, hosts = self._ranks[rank].node_rank, self._need_links().hosts
+        return f"rank {rank} ({self._titles[rank]} on node {node}, {hosts[node]})"
 
     # ---- failure and end --------------------------------------------------------------------
 

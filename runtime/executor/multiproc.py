@@ -24,7 +24,12 @@ from vcli.runtime.process.environ import one_host_environ
 from vcli.runtime.process.group import ChildGroup
 from vcli.runtime.worker.call_messages import RankActivity
 from vcli.runtime.worker.dispatch import DEFAULT_WORKER_CLS, check_rpc_method
-from vcli.runtime.worker.progress import ProgressBoard, missing_from_collective
+from vcli.runtime.worker.progress import (
+    Absence,
+    ProgressBoard,
+    RankProgress,
+    missing_from_collective,
+)
 from vcli.topology.errors import ConfigError
 from vcli.topology.names import TITLE_PREFIX
 
@@ -183,16 +188,23 @@ class MultiprocExecutor(Executor):
 
     def _diagnose_stall(self) -> str:
         """Which ranks do not come to a collective that others wait in."""
-        if self._board is None:
-            return ""
-        progress = self._board.read(len(self._ranks))
         groups = [{str(group.kind): group.ranks for group in rank.groups} for rank in self._ranks]
-        missing = missing_from_collective(progress, groups)
-        return "; ".join(
-            f"rank {rank} ({self._titles[rank]}) has not come to the {what}, it is "
-            f"{progress[rank].describe()}"
-            for rank, what in sorted(missing.items())
-        )
+        absences = missing_from_collective(self._progress(), groups)
+        return "; ".join(map(self._describe_absence, absences))
+
+    def _progress(self) -> Sequence[RankProgress | None]:
+        """Where each rank is, None where that is not known."""
+        num_ranks = len(self._ranks)
+        return [None] * num_ranks if self._board is None else self._board.read(num_ranks)
+
+    def _describe_absence(self, absence: Absence) -> str:
+        name, collective = self._name(absence.rank), absence.collective
+        if absence.progress is None:
+            return f"it is not known whether {name} has come to the {collective}"
+        return f"{name} has not come to the {collective}, it is {absence.progress.describe()}"
+
+    def _name(self, rank: int) -> str:
+        return f"rank {rank} ({self._titles[rank]})"
 
     # ---- failure and end --------------------------------------------------------------------
 

@@ -1,11 +1,12 @@
 """What goes between an engine core and the launchers of the other nodes; never a pickle of theirs.
 
 core      c, CallHeader, payload ...        a call for the node's workers, as it stands in the ring
+          m, AskNode
           m, StopNode
 launcher  m, NodeHello                      the first
           m, NodeSaid ... NodeReady         while its workers start
           r, rank, ReplyHeader, payload ... what a worker replied
-          m, NodeActivity                   what its workers do now
+          m, NodeActivity                   what its workers do now; also the answer to AskNode
           m, NodeFailed                     the first cause of a failure there
 
 The first frame is the kind. Payloads are what `ipc.codec` gives, or `ipc.plain` without a token.
@@ -22,6 +23,7 @@ from vcli.runtime.ipc.curve import JobKey
 from vcli.runtime.messages import ChildMessage
 from vcli.runtime.worker.call_messages import RankActivity
 from vcli.runtime.worker.dispatch import StoreAddress
+from vcli.runtime.worker.progress import RankProgress
 
 
 class FrameKind(bytes, Enum):
@@ -54,15 +56,26 @@ class NodeReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 
 
 class NodeActivity(msgspec.Struct, frozen=True, kw_only=True, tag="activity"):
-    """What the workers do now, by rank; those that do nothing are not in it."""
+    """What the workers do now, by rank; those that do nothing are not in it.
+
+    In an answer `answers` is the number of the question, and `progress` has all ranks of the node.
+    """
 
     by_rank: dict[int, RankActivity]
+    progress: tuple[RankProgress, ...] = ()
+    answers: int = 0
 
 
 class NodeFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     """The node's workers are of no use any more."""
 
     report: FailureReport
+
+
+class AskNode(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
+    """Say now what the workers do, and in which collective each is."""
+
+    number: int
 
 
 class StopNode(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
@@ -73,7 +86,7 @@ class StopNode(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
 
 NodeMessage = NodeHello | NodeSaid | NodeReady | NodeActivity | NodeFailed
 TO_CORE: Final = msgspec.msgpack.Decoder(NodeMessage)
-TO_NODE: Final = msgspec.msgpack.Decoder(StopNode)
+TO_NODE: Final = msgspec.msgpack.Decoder(AskNode | StopNode)
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
@@ -99,7 +112,7 @@ class NodeLinks:
         return (self.listen_fd,) if store_fd is None else (self.listen_fd, store_fd)
 
 
-def message_frames(message: NodeMessage | StopNode) -> list[bytes]:
+def message_frames(message: NodeMessage | AskNode | StopNode) -> list[bytes]:
     """A message as frames."""
     return [FrameKind.MESSAGE.value, _ENCODER.encode(message)]
 

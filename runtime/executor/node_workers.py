@@ -15,7 +15,7 @@ import msgspec
 from vcli.runtime.config import EngineConfig
 from vcli.runtime.errors import FailureReport
 from vcli.runtime.executor.multiproc import BROADCAST_RING_BYTES
-from vcli.runtime.executor.node_messages import FrameKind
+from vcli.runtime.executor.node_messages import FrameKind, NodeActivity, message_frames
 from vcli.runtime.executor.ring_ranks import RingRanks
 from vcli.runtime.executor.rpc import RpcClient
 from vcli.runtime.executor.waiting import spin_of
@@ -96,6 +96,7 @@ class NodeWorkers:
         )
         self._group = ChildGroup(on_message, on_failure)
         self._is_ready = False
+        self._was_busy = False
         self._end_lock = threading.Lock()
         self._has_ended = False
 
@@ -154,6 +155,25 @@ class NodeWorkers:
         """What the workers do now, by rank; those that do nothing are not in it."""
         doing = {rank: self._rings.activity(rank) for rank in self._titles}
         return {rank: activity for rank, activity in doing.items() if activity is not None}
+
+    def tell_activity(self) -> None:
+        """Tell the core what the workers do now, unless they still do nothing."""
+        by_rank = self.activity()
+        if by_rank or self._was_busy:
+            self._send(message_frames(NodeActivity(by_rank=by_rank)))
+        self._was_busy = bool(by_rank)
+
+    def answer(self, number: int) -> None:
+        """Tell the core in which collective each worker is; nothing while they are ended."""
+        if not self._end_lock.acquire(blocking=False):
+            return
+        try:
+            if not self._has_ended:
+                progress = tuple(self._board.line(rank).read(rank) for rank in self._titles)
+                answer = NodeActivity(by_rank=self.activity(), progress=progress, answers=number)
+                self._send(message_frames(answer))
+        finally:
+            self._end_lock.release()
 
     def shutdown(self, *, is_asked: bool) -> None:
         """End the workers within the shutdown deadline; with `is_asked` in order."""

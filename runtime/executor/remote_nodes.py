@@ -22,6 +22,7 @@ from vcli.runtime.errors import FailureReport
 from vcli.runtime.executor.base import RpcCall
 from vcli.runtime.executor.node_messages import (
     TO_CORE,
+    AskNode,
     FrameKind,
     NodeActivity,
     NodeFailed,
@@ -49,6 +50,7 @@ from vcli.runtime.worker.call_messages import (
     RankActivity,
     ReplyHeader,
 )
+from vcli.runtime.worker.progress import RankProgress
 from vcli.topology.errors import VcliError
 from vcli.topology.names import TITLE_PREFIX
 from vcli.topology.plan import RankPlan
@@ -71,6 +73,8 @@ class _Node:
     ready: NodeReady | None = None
     activity: dict[int, RankActivity] = field(default_factory=dict)
     activity_s: float = 0.0
+    answered: int = 0
+    progress: tuple[RankProgress, ...] = ()
 
 
 class RemoteNodes:
@@ -101,6 +105,8 @@ class RemoteNodes:
         }
         self._by_peer: dict[bytes, _Node] = {}
         self._reply_headers = msgspec.msgpack.Decoder(ReplyHeader)
+        self._num_asked = 0
+        self._answered = threading.Condition()
         self._stop_lock = threading.Lock()
         self._is_stopping = False
         with socket.socket(fileno=links.listen_fd) as listener:
@@ -146,6 +152,28 @@ class RemoteNodes:
         if doing is None:
             return None
         return msgspec.structs.replace(doing, age_s=time.monotonic() - node.activity_s)
+
+    def progress(self, timeout_s: float) -> dict[int, RankProgress]:
+        """Ask all nodes in which collective their ranks are; who does not answer is not in it.
+
+        One thread asks.
+        """
+        asked_s = time.monotonic()
+        self._num_asked += 1
+        number, nodes = self._num_asked, self._nodes.values()
+        for node in nodes:
+            if node.peer is not None:
+                self._hub.send(node.peer, message_frames(AskNode(number=number)))
+        with self._answered:
+            self._answered.wait_for(lambda: all(n.answered == number for n in nodes), timeout_s)
+            # The answers were written after the question: they are no older than it.
+            age_s = time.monotonic() - asked_s
+            return {
+                line.rank: msgspec.structs.replace(line, age_s=age_s)
+                for node in nodes
+                if node.answered == number
+                for line in node.progress
+            }
 
     def describe_missing(self) -> str:
         """Which nodes are not ready."""
@@ -210,9 +238,19 @@ class RemoteNodes:
             if are_ready and not self.ready.done():
                 self.ready.set_result(None)
         elif isinstance(message, NodeActivity):
-            node.activity, node.activity_s = message.by_rank, time.monotonic()
+            self._on_activity(node, message)
         elif isinstance(message, NodeFailed) and not self._is_stopping:
             self._cause.observe(message.report)
+
+    def _on_activity(self, node: _Node, message: NodeActivity) -> None:
+        told = {*message.by_rank, *(line.rank for line in message.progress)}
+        if not told <= node.ranks:
+            raise ValueError(f"ranks {sorted(told - node.ranks)} are not on node {node.node_rank}")
+        node.activity, node.activity_s = message.by_rank, time.monotonic()
+        if message.answers:
+            with self._answered:
+                node.answered, node.progress = message.answers, message.progress
+                self._answered.notify()
 
     def _on_hello(self, event: Received, hello: NodeHello) -> None:
         node = self._nodes.get(hello.node_rank)

@@ -281,6 +281,7 @@ class RpcClient:
         self.fail(WorkerDiedError(report))
 
     def _timeout_error(self, call: PendingCall) -> RpcTimeoutError:
+        cause = self._diagnose()  # first: it may bring news of what ranks do
         missing = "; ".join(self._describe(rank) for rank in call.missing)
         busy = [
             self._describe(rank)
@@ -288,7 +289,6 @@ class RpcClient:
             if rank not in call.missing and self._activity(rank)
         ]
         others = f"; meanwhile {'; '.join(busy)}" if busy else ""
-        cause = self._diagnose()
         return RpcTimeoutError(
             f"{call.method}: no answer within {call.timeout_s:g} s from {missing}{others}"
             + (f"; {cause}" if cause else ""),
@@ -298,8 +298,8 @@ class RpcClient:
         )
 
     def _stall_text(self, call: PendingCall) -> str:
-        ranks = "; ".join(self._describe(rank) for rank in range(len(self._titles)))
         cause = self._diagnose() or "no rank says what it waits for"
+        ranks = "; ".join(self._describe(rank) for rank in range(len(self._titles)))
         return f"{call.method} runs for over {self._stall_s:g} s: {cause}; {ranks}"
 
     def _timeout_report(self, call: PendingCall, error: VcliError) -> FailureReport:

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from vcli.runtime.errors import FailureReport
 from vcli.runtime.executor.node_messages import (
     TO_NODE,
+    AskNode,
     FrameKind,
     NodeHello,
     NodeMessage,
-    StopNode,
     message_frames,
 )
 from vcli.runtime.ipc.curve import JobKey
@@ -21,8 +21,8 @@ _FLUSH_S = 0.5
 class CoreLink:
     """Connects at once; the callbacks run in the link's thread.
 
-    `on_call` gets the frames of a call, `on_stop` why the workers shall end (None: in order),
-    `on_gone` why the core cannot be heard any more.
+    `on_call` gets the frames of a call, `on_ask` the number of a question, `on_stop` why the
+    workers shall end (None: in order), `on_gone` why the core cannot be heard any more.
     """
 
     def __init__(
@@ -32,10 +32,12 @@ class CoreLink:
         hello: NodeHello,
         *,
         on_call: Callable[[list[bytes]], None],
+        on_ask: Callable[[int], None],
         on_stop: Callable[[FailureReport | None], None],
         on_gone: Callable[[str], None],
     ) -> None:
         self._on_call = on_call
+        self._on_ask = on_ask
         self._on_stop = on_stop
         self._on_gone = on_gone
         self._link = NodeLink(*place, key, self._on_event)
@@ -62,5 +64,8 @@ class CoreLink:
             if kind == FrameKind.CALL:
                 self._on_call(frames)
             elif kind == FrameKind.MESSAGE:
-                stop: StopNode = TO_NODE.decode(frames[0])
-                self._on_stop(stop.report)
+                message = TO_NODE.decode(frames[0])
+                if isinstance(message, AskNode):
+                    self._on_ask(message.number)
+                else:
+                    self._on_stop(message.report)

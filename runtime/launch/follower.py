@@ -17,7 +17,6 @@ from vcli.runtime.config import EngineConfig
 from vcli.runtime.errors import EngineDeadError, FailureReport, ReportedError, StartupError
 from vcli.runtime.executor.multinode import CAUSE_WAIT_S
 from vcli.runtime.executor.node_messages import (
-    NodeActivity,
     NodeFailed,
     NodeHello,
     NodeMessage,
@@ -125,7 +124,6 @@ class _Follower:
         self._leader_host = ""
         self._end_at: float | None = None
         self._was_core_stopped = False
-        self._was_busy = False
 
     async def run(self) -> ExitStatus:
         self._signals = StopSignals()
@@ -162,6 +160,7 @@ class _Follower:
                 session=start.session, node_rank=self._node_rank, pid=self._join_settings.pid
             ),
             on_call=self._on_call,
+            on_ask=self._on_ask,
             on_stop=lambda report: self._inbox.put(_CoreStopped(report)),
             on_gone=lambda reason: self._cause.observe(
                 lost_core_report(self._leader_host, reason, phase=self._phase)
@@ -313,6 +312,10 @@ class _Follower:
         if self._workers is not None:
             self._workers.call(frames)
 
+    def _on_ask(self, number: int) -> None:
+        if self._workers is not None:
+            self._workers.answer(number)
+
     def _on_message(self, message: ChildMessage) -> None:
         self._view.on_message(message)
         self._say(NodeSaid(message=message))
@@ -323,10 +326,7 @@ class _Follower:
 
     def _tell_activity(self) -> None:
         if self._workers is not None and self._is_serving and not self._was_core_stopped:
-            by_rank = self._workers.activity()
-            if by_rank or self._was_busy:
-                self._say(NodeActivity(by_rank=by_rank))
-            self._was_busy = bool(by_rank)
+            self._workers.tell_activity()
 
     def _say(self, message: NodeMessage) -> None:
         if self._core is not None:

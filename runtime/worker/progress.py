@@ -2,15 +2,17 @@
 
     line of a rank: collectives entered | code of the one it is in, 0 outside | since (monotonic ns)
 
-A rank writes its own line, with three stores a collective; the executor reads all of them. In a
-group all ranks call the same collectives, so the ranks that a waiting one waits for are those of
-its group that are not in it.
+A rank writes its own line, with three stores a collective; the executor reads all of them, those
+of other nodes as these tell them. In a group all ranks call the same collectives, so the ranks that
+a waiting one waits for are those of its group that are not in it.
 """
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from vcli.runtime.ipc.segment import SharedSegment
 
@@ -27,15 +29,18 @@ _CODES: Final = {
 _NAMES: Final = {code: names for names, code in _CODES.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankProgress:
-    """What one rank does. `operation` and `kind` are empty outside of a collective."""
+class RankProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank does, as it was `age_s` ago at the most.
+
+    `operation` and `kind` are empty outside of a collective.
+    """
 
     rank: int
     num_entered: int
     operation: str
     kind: str
     seconds: float
+    age_s: float = 0.0
 
     @property
     def is_waiting(self) -> bool:
@@ -129,24 +134,45 @@ def read_progress(data: bytes) -> list[RankProgress]:
     ]
 
 
-def missing_from_collective(
-    ranks: Sequence[RankProgress], group_of: Sequence[dict[str, tuple[int, ...]]]
-) -> dict[int, str]:
-    """Ranks that others wait for in a collective, each with which one; empty: nobody waits.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Absence:
+    """A rank that others wait for in `collective`.
 
-    `group_of[rank]` are the ranks of each kind of group that the rank is in.
+    `progress` is None when it is not known where the rank has been since the wait began: perhaps
+    it has come.
     """
-    missing: dict[int, str] = {}
+
+    rank: int
+    collective: str
+    progress: RankProgress | None
+
+
+def missing_from_collective(
+    ranks: Sequence[RankProgress | None], group_of: Sequence[dict[str, tuple[int, ...]]]
+) -> list[Absence]:
+    """Ranks that others wait for in a collective; empty: nobody waits.
+
+    `ranks[rank]` is None where nothing is known. `group_of[rank]` are the ranks of each kind of
+    group that the rank is in.
+    """
+    missing: dict[int, Absence] = {}
     for waiting in ranks:
-        if not waiting.is_waiting:
+        if waiting is None or not waiting.is_waiting:
             continue
         group = group_of[waiting.rank].get(waiting.kind, ())
+        collective = f"{waiting.operation} of {waiting.kind} {list(group)}"
         for peer in _awaited(waiting, group):
-            if not _has_come(waiting, ranks[peer]):
-                missing.setdefault(peer, f"{waiting.operation} of {waiting.kind} {list(group)}")
+            line = ranks[peer]
+            if line is not None and _has_come(waiting, line):
+                continue
+            if line is not None and line.age_s > waiting.seconds:
+                line = None  # it was not late yet when this was seen
+            if peer not in missing or missing[peer].progress is None:
+                missing[peer] = Absence(rank=peer, collective=collective, progress=line)
+    absences = [missing[rank] for rank in sorted(missing)]
     # One that waits itself is only late because of somebody else.
-    causes = {rank: what for rank, what in missing.items() if not ranks[rank].is_waiting}
-    return causes or missing
+    causes = [each for each in absences if each.progress is None or not each.progress.is_waiting]
+    return causes or absences
 
 
 _PARTNER_OF: Final = {"send": ("recv", 1), "recv": ("send", -1)}

@@ -1,14 +1,17 @@
 """What two hosts do when a process, a cable or a whole host is gone, or somebody stops one."""
 
+import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.support.job import Job, Node, job_of
+from tests.support.job import VCLI, Job, Node, job_of
 from tests.support.lab import lab_of, why_no_lab
 from tests.support.tiny_model import write_checkpoint
 from tests.support.tiny_tokenizer import write_tokenizer
@@ -124,6 +127,32 @@ def test_a_pulled_cable_is_found_on_both_sides(job: Job, phase: str, status: int
     for node, other in zip(nodes, (1, 0), strict=True):
         assert f"node{other}" in node.errors[0]
         assert "no sign of life" in node.errors[0]
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_a_rank_that_keeps_others_waiting_is_named_with_its_node(job: Job, host: int) -> None:
+    leader, _ = job.start_all("-tp", "2", "--stall-timeout", "1")
+    url = leader.wait_serving()
+    job.ask(url, PROMPT)
+    pid = job.hosts[host].pid_of(f"Worker_TP{host}")
+    os.kill(pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(job.ask, url, PROMPT)
+        try:
+            line = leader.wait_line("runs for over 1 s")
+            seen = (
+                job.hosts[0].run(*VCLI, "doctor", "--instance", "latest", "--json") if host else ""
+            )
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert answer.result(60)["usage"]["completion_tokens"] == 8
+    named = rf"rank {host} \(Worker_TP{host} on node {host}, host{host}\)"
+    assert re.search(rf"{named} has not come to the all_reduce of TP \[0, 1\]", line), line
+    assert line.count("has not come") == 1
+    assert "not known" not in line
+    if host:  # the doctor sees one host, and blames nobody on another
+        (wait,) = json.loads(seen)["waits"]
+        assert wait.startswith("it is not known here whether rank 1 has come to the all_reduce")
 
 
 def test_a_host_without_power_while_requests_run_fails_them_with_its_name(job: Job) -> None:
