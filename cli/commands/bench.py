@@ -1,5 +1,6 @@
 """`vcli bench`: the group, and `ipc`, what the queue between the processes here can do."""
 
+from contextlib import closing
 from typing import Annotated
 
 import typer
@@ -36,9 +37,12 @@ def ipc(
     pace_ms: Annotated[
         float, typer.Option("--pace-ms", help="Pause between messages for latency and CPU.")
     ] = 2.0,
+    kills: Annotated[
+        int, typer.Option("--kills", help="How often a reader, and a writer, is killed; 0: never.")
+    ] = 10,
     as_json: AsJson = False,
 ) -> int:
-    """Measure the queue to the workers: latency, throughput, CPU.
+    """Measure the queue to the workers: latency, throughput, CPU, how soon a death is known.
 
     Ctrl-C ends it and prints what is known.
 
@@ -47,6 +51,7 @@ def ipc(
     # Here, so that no other command loads the queue for it.
     from vcli.cli.views.bench import document, table
     from vcli.runtime.bench.ipc import IpcBenchRow, IpcBenchSpec, run_ipc_bench
+    from vcli.runtime.bench.ipc_deaths import DeathRow, run_death_bench
     from vcli.runtime.bench.stats import host_facts
 
     output = Output(context.obj, json_mode=as_json)
@@ -55,24 +60,28 @@ def ipc(
         payloads_bytes=tuple(_numbers("--payload", payload)),
         seconds=seconds,
         gap_s=pace_ms / 1e3,
+        kills=kills,
     )
     host = host_facts()
     rows: list[IpcBenchRow] = []
+    deaths: list[DeathRow] = []
     status = ExitStatus.OK
-    bench = run_ipc_bench(spec)
     try:
-        for row in bench:
-            rows.append(row)
-            output.note(f"{len(rows)} of {len(spec.readers) * len(spec.payloads_bytes)} measured")
+        with closing(run_ipc_bench(spec)) as bench:
+            for row in bench:
+                rows.append(row)
+                output.note(
+                    f"{len(rows)} of {len(spec.readers) * len(spec.payloads_bytes)} measured"
+                )
+        with closing(run_death_bench(spec)) as bench_of_deaths:
+            deaths.extend(bench_of_deaths)
     except KeyboardInterrupt:
         output.note("stopped: this is what is known")
         status = ExitStatus.INTERRUPTED
-    finally:
-        bench.close()
     if as_json:
-        output.document(SCHEMA, document(host, spec, rows), status)
+        output.document(SCHEMA, document(host, spec, rows, deaths), status)
     else:
-        output.result(table(host, rows))
+        output.result(table(host, rows, deaths))
     return int(status)
 
 

@@ -6,16 +6,24 @@ from typing import Any
 
 from vcli.cli.views.text import bytes_text, columns
 from vcli.runtime.bench.ipc import IpcBenchRow, IpcBenchSpec
+from vcli.runtime.bench.ipc_deaths import DeathRow
 from vcli.runtime.bench.stats import HostFacts, Summary
 
 
-def document(host: HostFacts, spec: IpcBenchSpec, rows: Sequence[IpcBenchRow]) -> dict[str, Any]:
+def document(
+    host: HostFacts, spec: IpcBenchSpec, rows: Sequence[IpcBenchRow], deaths: Sequence[DeathRow]
+) -> dict[str, Any]:
     """The content of the JSON document: units are in the names."""
-    return {"host": asdict(host), "spec": asdict(spec), "rows": [asdict(row) for row in rows]}
+    return {
+        "host": asdict(host),
+        "spec": asdict(spec),
+        "rows": [asdict(row) for row in rows],
+        "deaths": [asdict(row) for row in deaths],
+    }
 
 
-def table(host: HostFacts, rows: Sequence[IpcBenchRow]) -> str:
-    """A line per number of readers and payload."""
+def table(host: HostFacts, rows: Sequence[IpcBenchRow], deaths: Sequence[DeathRow]) -> str:
+    """A line per number of readers and payload, then one per end whose process was killed."""
     versions = ", ".join(f"{name} {version}" for name, version in host.versions.items())
     head = (
         f"{host.num_cpus}× {host.cpu}, Linux {host.kernel}, load {host.load:g}, {host.date}\n"
@@ -46,7 +54,18 @@ def table(host: HostFacts, rows: Sequence[IpcBenchRow]) -> str:
         )
         for row in rows
     ]
-    return "\n".join([head, *columns(cells)])
+    return "\n".join([head, *columns(cells), *_deaths(deaths)])
+
+
+def _deaths(deaths: Sequence[DeathRow]) -> list[str]:
+    if not deaths:
+        return []
+    cells = [("killed", "times", "named after ms min", "median", "max")]
+    for row in deaths:
+        ms = row.named_ms
+        figures = (f"{ms.min:.2f}", f"{ms.p50:.2f}", f"{ms.max:.2f}")
+        cells.append((f"{row.killed}, the other end waits", str(ms.count), *figures))
+    return ["", *columns(cells)]
 
 
 def _latency(summary: Summary) -> str:

@@ -4,7 +4,9 @@ The rings are as the executor makes them: one to all readers, one back from each
 """
 
 import array
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -16,6 +18,7 @@ import msgspec
 from vcli.runtime.bench.ipc_messages import HEADER, Kind, ReaderLinks
 from vcli.runtime.bench.stats import Summary, cpu_seconds
 from vcli.runtime.ipc.broadcast import BroadcastReader, BroadcastWriter
+from vcli.runtime.ipc.errors import QueueFullTimeout
 from vcli.topology.errors import ConfigError
 
 _CALL_RING_BYTES = 32 << 20
@@ -23,14 +26,17 @@ _REPLY_RING_BYTES = 1 << 20
 _DEADLINE_S = 60.0
 _MAX_READERS = 64
 _MAX_PAYLOAD_BYTES = 1 << 30
+_MAX_KILLS = 1000
 _NUM_WARM_UP = 20
+_PUSHED = (HEADER.pack(Kind.PUSH, 0), bytes(1 << 20))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IpcBenchSpec:
     """What to measure: each payload at each number of readers, `seconds` for each figure.
 
-    `gap_s` is the pause between two messages where they are paced.
+    `gap_s` is the pause between two messages where they are paced, `kills` how often a process is
+    killed at either end; see `ipc_deaths`.
 
     Raises:
         ConfigError: a number out of range.
@@ -40,6 +46,7 @@ class IpcBenchSpec:
     payloads_bytes: tuple[int, ...]
     seconds: float = 0.5
     gap_s: float = 0.002
+    kills: int = 10
 
     def __post_init__(self) -> None:
         wrong = [str(count) for count in self.readers if not 1 <= count <= _MAX_READERS]
@@ -56,6 +63,8 @@ class IpcBenchSpec:
             raise ConfigError(f"--seconds {self.seconds:g}: more than 0, at most 600")
         if not 0 <= self.gap_s <= 10:
             raise ConfigError(f"--pace-ms {self.gap_s * 1e3:g}: 0 to 10000")
+        if not 0 <= self.kills <= _MAX_KILLS:
+            raise ConfigError(f"--kills {self.kills}: 0 to {_MAX_KILLS}", hint="--kills 10")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +96,7 @@ def run_ipc_bench(spec: IpcBenchSpec) -> Generator[IpcBenchRow, None, None]:
         PeerDiedError, QueueTimeout: a reader process died or hangs.
     """
     for num_readers in spec.readers:
-        bench = _QueueBench(num_readers, spec)
+        bench = QueueBench(num_readers, spec)
         try:
             bench.wait_ready()
             for payload_bytes in spec.payloads_bytes:
@@ -96,7 +105,7 @@ def run_ipc_bench(spec: IpcBenchSpec) -> Generator[IpcBenchRow, None, None]:
             bench.close()
 
 
-class _QueueBench:
+class QueueBench:
     """One queue, its reader processes, and the writer's side of every measurement."""
 
     def __init__(self, num_readers: int, spec: IpcBenchSpec) -> None:
@@ -126,6 +135,27 @@ class _QueueBench:
         """Return when every reader is there and has answered."""
         self._calls.handshake(_DEADLINE_S)
         self._report()
+
+    @property
+    def pids(self) -> list[int]:
+        """The reader processes."""
+        return [child.pid for child in self._children]
+
+    def fill(self) -> None:
+        """Stop the readers and leave no space for another message of `push`."""
+        for child in self._children:
+            child.send_signal(signal.SIGSTOP)
+        with contextlib.suppress(QueueFullTimeout):
+            while True:
+                self._calls.send(_PUSHED, 0.0)
+
+    def push(self) -> None:
+        """Send a large message, once there is space."""
+        self._calls.send(_PUSHED, _DEADLINE_S)
+
+    def wait_reply(self) -> None:
+        """Wait for a message of the first reader process."""
+        self._replies[0].recv(_DEADLINE_S)
 
     def close(self) -> None:
         """End the processes; they have a moment to leave by themselves."""

@@ -24,9 +24,8 @@ def run(*arguments):
 
 @pytest.mark.process
 def test_json_has_the_host_the_request_and_a_row_for_each_pair():
-    status, out, err = run(
-        "bench", "ipc", "--readers", "1,2", "--payload", "100,2K", "--seconds", "0.02", "--json"
-    )
+    sizes = ("--readers", "1,2", "--payload", "100,2K")
+    status, out, err = run("bench", "ipc", *sizes, "--seconds", "0.02", "--kills", "2", "--json")
     assert status == 0, err
     document = json.loads(out)
     assert document["schema"] == "vcli.bench.ipc/1"
@@ -36,15 +35,24 @@ def test_json_has_the_host_the_request_and_a_row_for_each_pair():
     pairs = [(row["readers"], row["payload_bytes"]) for row in document["rows"]]
     assert pairs == [(1, 100), (1, 2048), (2, 100), (2, 2048)]
     assert document["rows"][0]["round_trip_us"]["p50"] > 0
+    assert [row["killed"] for row in document["deaths"]] == ["reader", "writer"]
+    for row in document["deaths"]:
+        named = row["named_ms"]
+        assert named["count"] == 2
+        assert 0 < named["min"] <= named["p50"] <= named["max"]
 
 
 @pytest.mark.process
-def test_the_table_has_a_line_for_each_row():
-    status, out, _ = run("bench", "ipc", "--readers", "1", "--payload", "1M", "--seconds", "0.02")
+@pytest.mark.parametrize("kills", [0, 1])
+def test_the_table_has_a_line_for_each_row_and_for_each_end_that_was_killed(kills):
+    sizes = ("--readers", "1", "--payload", "1M", "--seconds", "0.02", "--kills", str(kills))
+    status, out, _ = run("bench", "ipc", *sizes)
     assert status == 0
-    header, row = out.splitlines()[-2:]
+    header, row, *deaths = out.splitlines()[3:]
     assert header.split()[:2] == ["readers", "payload"]
     assert row.startswith("1        1.0 MiB")
+    firsts = [line.split()[:1] for line in deaths]
+    assert firsts == ([[], ["killed"], ["reader,"], ["writer,"]] if kills else [])
 
 
 @pytest.mark.process
@@ -70,7 +78,7 @@ def test_ctrl_c_prints_what_is_known_and_leaves_with_130():
 @pytest.mark.parametrize(
     ("flag", "value"),
     [("--readers", "two"), ("--readers", "0"), ("--payload", "1X"), ("--payload", ""),
-     ("--seconds", "-1")],
+     ("--seconds", "-1"), ("--kills", "-1")],
 )  # fmt: skip
 def test_a_wrong_number_is_told_with_its_flag_and_exit_2(flag, value):
     status, out, err = run("bench", "ipc", flag, value)

@@ -9,6 +9,7 @@ import pytest
 
 from vcli.runtime.bench import ipc
 from vcli.runtime.bench.ipc import IpcBenchSpec, run_ipc_bench
+from vcli.runtime.bench.ipc_deaths import run_death_bench
 from vcli.runtime.ipc.errors import PeerDiedError
 from vcli.topology.errors import ConfigError
 
@@ -69,6 +70,17 @@ def test_a_killed_reader_ends_the_bench_with_its_name():
 
 
 @pytest.mark.process
+def test_each_end_is_killed_as_often_as_asked_for_and_nothing_is_left():
+    before = set(Path("/proc/self/fd").iterdir())
+    rows = list(run_death_bench(IpcBenchSpec(readers=(1,), payloads_bytes=(1,), kills=2)))
+    assert [(row.killed, row.named_ms.count) for row in rows] == [("reader", 2), ("writer", 2)]
+    for row in rows:
+        assert 0 < row.named_ms.min <= row.named_ms.p50 <= row.named_ms.max
+    assert children() == []
+    assert set(Path("/proc/self/fd").iterdir()) == before
+
+
+@pytest.mark.process
 def test_a_reader_that_cannot_start_is_named_and_not_waited_for(monkeypatch):
     monkeypatch.setattr(ipc.sys, "executable", "/bin/false")
     with pytest.raises(PeerDiedError, match=r"reader 0 \(never attached\)"):
@@ -84,6 +96,7 @@ def test_a_reader_that_cannot_start_is_named_and_not_waited_for(monkeypatch):
         ({"payloads_bytes": (2 << 30,)}, "--payload 2147483648"),
         ({"seconds": 0.0}, "--seconds 0"),
         ({"gap_s": -1.0}, "--pace-ms -1000"),
+        ({"kills": 1001}, "--kills 1001"),
     ],
 )
 def test_numbers_out_of_range_name_the_flag(wrong, said):
