@@ -328,7 +328,11 @@ WorkerExtension = Annotated[
 ]
 Timeline = Annotated[
     bool,
-    _flag(_START, "--timeline", text="When ready, print when each process reached which state."),
+    _flag(
+        _START,
+        "--timeline",
+        text="When ready, and after the first token, print when each process reached which state.",
+    ),
 ]
 EnforceEager = Annotated[bool, _flag(_START, "--enforce-eager", text="Never capture CUDA graphs.")]
 LogLevel = Annotated[

@@ -1,5 +1,6 @@
 """What `serve` says while it starts, and in the end: states of all ranks, groups, the address."""
 
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -7,7 +8,8 @@ from collections.abc import Sequence
 from vcli.cli.output import Output
 from vcli.cli.views.memory import measured_lines
 from vcli.cli.views.text import rank_list
-from vcli.cli.views.timeline import StartupTimeline, timeline_lines
+from vcli.cli.views.timeline import FIRST_TOKEN, StartupTimeline, timeline_lines
+from vcli.runtime.bench.stats import process_age_s
 from vcli.runtime.errors import FailureReport
 from vcli.runtime.messages import (
     ChildMessage,
@@ -19,6 +21,7 @@ from vcli.runtime.messages import (
 from vcli.topology import TopologyPlan
 
 _SLOW_LINE_S = 15.0
+_API_SERVER = "ApiServer"
 
 
 class StartupView:
@@ -37,7 +40,8 @@ class StartupView:
         # Node 0 hears of all ranks, another node of its own.
         self._num_ranks = len(plan.local_ranks(node_rank)) if node_rank else plan.world_size
         self._lock = threading.Lock()
-        self._started = time.monotonic()
+        # What the user waits for begins with the command, not here.
+        self._started = time.monotonic() - process_age_s()
         self._timeline = StartupTimeline(self._started) if has_timeline else None
         self._reached: dict[str, set[int]] = {}
         self._latest: dict[int, ChildState] = {}
@@ -72,11 +76,13 @@ class StartupView:
         """Say that requests are welcome, and how to send the first."""
         with self._lock:
             self._line(f"KV cache holds {kv_tokens:,} tokens on each rank")
-            if self._timeline is not None:
-                self._clear_status()
-                for line in timeline_lines(self._timeline):
-                    self._output.note(line)
+            self._tell_timeline("ready")
             self._line(f"serving {self._name} at {url} · try: {_first_request(url, self._name)}")
+
+    def on_first_token(self) -> None:
+        """Say the whole time line: the first token of the first request is there."""
+        with self._lock:
+            self._tell_timeline(FIRST_TOKEN)
 
     def on_failure(self, report: FailureReport) -> None:
         """Say the first cause, once, with the remote traceback behind it."""
@@ -89,6 +95,19 @@ class StartupView:
         """Say something beside the states."""
         with self._lock:
             self._line(text)
+
+    def _tell_timeline(self, reached: str) -> None:
+        """Print all times, if they are asked for, up to what this process reached now."""
+        if self._timeline is None:
+            return
+        now = time.monotonic()
+        here = ChildState(
+            process=_API_SERVER, state=reached, seconds=now - self._started, pid=os.getpid()
+        )
+        self._timeline.take(here, now)
+        self._clear_status()
+        for line in timeline_lines(self._timeline):
+            self._output.note(line)
 
     def _on_state(self, state: ChildState) -> None:
         rank = -1 if state.rank is None else state.rank

@@ -10,7 +10,9 @@ from typing import Final
 
 from vcli.runtime.messages import ChildFailure, ChildMessage, ChildState
 
-#: t0 to t9; a state that no process reported has no column.
+FIRST_TOKEN: Final = "first token"
+
+#: t0 to t10; a state that no process reported has no column.
 STATES: Final = (
     "spawned",
     "imported",
@@ -22,6 +24,7 @@ STATES: Final = (
     "kv",
     "warm-up",
     "ready",
+    FIRST_TOKEN,
 )
 
 

@@ -183,7 +183,8 @@ class BroadcastWriter:
                 self._ring.arm()
                 if self._ring.try_write(piece):
                     return
-                wake = self._wakeup.wait(sleep_slice_s(deadline))
+                until = slow_at if deadline is None else min(slow_at, deadline)
+                wake = self._wakeup.wait(sleep_slice_s(until))
                 if self._ring.try_write(piece):
                     return
                 if wake is Wake.CANCELLED:

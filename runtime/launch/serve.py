@@ -52,6 +52,9 @@ class ServeView(Protocol):
     def on_serving(self, url: str, kv_tokens: int) -> None:
         """The port is open."""
 
+    def on_first_token(self) -> None:
+        """The first request of all has its first token."""
+
     def on_failure(self, report: FailureReport) -> None:
         """Something failed; the report is the first cause."""
 
@@ -228,7 +231,9 @@ class _Server:
 
     async def _serve(self, core_socket: socket.socket, payload: Mapping[str, Any]) -> None:
         spec = self._config.model.spec
-        metrics = ServerMetrics(self._config.model.served_name)
+        metrics = ServerMetrics(
+            self._config.model.served_name, on_first_token=self._view.on_first_token
+        )
         engine = AsyncEngine(
             core_socket,
             self._tokenizer,

@@ -80,10 +80,16 @@ class _EngineCollector(Collector):
 
 
 class ServerMetrics:
-    """Times of requests (a `RequestObserver` for the engine) and the text for /metrics."""
+    """Times of requests (a `RequestObserver` for the engine) and the text for /metrics.
 
-    def __init__(self, served_name: str = "") -> None:
+    `on_first_token` is called once, when the first request of all has its first token.
+    """
+
+    def __init__(
+        self, served_name: str = "", *, on_first_token: Callable[[], None] | None = None
+    ) -> None:
         self._served_name = served_name
+        self._on_first_token = on_first_token
         self._registry = CollectorRegistry()
         self._first_token = self._histogram(
             "time_to_first_token_seconds", "Request to first token.", _FIRST_TOKEN_BUCKETS_S
@@ -111,6 +117,9 @@ class ServerMetrics:
     def first_token(self, seconds: float) -> None:
         """The first token came so long after the request."""
         self._first_token.observe(seconds)
+        if self._on_first_token is not None:
+            tell, self._on_first_token = self._on_first_token, None
+            tell()
 
     def next_token(self, seconds: float) -> None:
         """So long after the token before."""

@@ -1,8 +1,19 @@
 """The table of `vcli serve --timeline`."""
 
-from vcli.cli.views.timeline import StartupTimeline, timeline_lines
+import io
+import os
+from pathlib import Path
+
+import pytest
+
+from vcli.cli.environment import Environment
+from vcli.cli.output import Output
+from vcli.cli.views import startup
+from vcli.cli.views.startup import StartupView
+from vcli.cli.views.timeline import STATES, StartupTimeline, timeline_lines
 from vcli.runtime.errors import FailureReport
 from vcli.runtime.messages import ChildFailure, ChildReady, ChildState
+from vcli.topology import ParallelConfig, plan_topology
 
 
 def state(name: str, seconds: float, *, process: str = "Worker_TP0", pid: int = 7) -> ChildState:
@@ -50,3 +61,62 @@ def test_rows_stand_in_the_order_of_the_starts_and_a_gap_has_a_dash() -> None:
     lines = timeline_lines(timeline)
     assert [line.split()[0] for line in lines[1:]] == ["EngineCore", "Worker_TP1"]
     assert lines[2].split()[-1] == "-"
+
+
+def view_of(stderr: io.StringIO, *, has_timeline: bool = True) -> StartupView:
+    environment = Environment(
+        argv=(), environ={}, cwd=Path("/"), stdout=io.StringIO(), stderr=stderr
+    )
+    plan = plan_topology(ParallelConfig())
+    return StartupView(Output(environment), plan, "demo", has_timeline=has_timeline)
+
+
+def tables_in(text: str) -> list[dict[str, dict[str, str]]]:
+    """The cells of each table that was printed, by process and column."""
+    tables: list[dict[str, dict[str, str]]] = []
+    columns: list[str] = []
+    for line in text.splitlines():
+        cells = line.replace("first token", "first_token").split()
+        if cells[:2] == ["process", "pid"]:
+            columns = [cell for cell in cells if cell not in {f"t{n}" for n in range(11)}]
+            tables.append({})
+        elif len(cells) == len(columns):
+            tables[-1][cells[0]] = dict(zip(columns, cells, strict=True))
+    return tables
+
+
+def test_first_token_is_t10() -> None:
+    assert [f"t{index} {state}" for index, state in enumerate(STATES)][-2:] == [
+        "t9 ready",
+        "t10 first token",
+    ]
+
+
+def test_table_has_the_api_server_and_after_the_first_token_that_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(startup, "process_age_s", lambda: 5.0)
+    stderr = io.StringIO()
+    view = view_of(stderr)
+    view.on_message(state("imported", 4.0, process="ForkServer", pid=8))
+    view.on_serving("http://127.0.0.1:8000", 64)
+    view.on_first_token()
+    ready, complete = tables_in(stderr.getvalue())
+
+    assert list(ready) == ["ApiServer", "ForkServer"]
+    # The fork server is older than the view: all times count from the start of the command.
+    assert 1.0 <= float(ready["ForkServer"]["started"]) < 5.0
+    assert float(ready["ForkServer"]["imported"]) >= 5.0
+    server = complete["ApiServer"]
+    assert (server["pid"], server["started"]) == (str(os.getpid()), "0.00")
+    assert 5.0 <= float(server["ready"]) <= float(server["first_token"])
+    assert "first_token" not in ready["ApiServer"]
+    assert complete["ForkServer"]["first_token"] == "-"
+
+
+def test_without_the_flag_nothing_is_said_of_times() -> None:
+    stderr = io.StringIO()
+    view = view_of(stderr, has_timeline=False)
+    view.on_serving("http://127.0.0.1:8000", 64)
+    view.on_first_token()
+    assert tables_in(stderr.getvalue()) == []

@@ -61,11 +61,16 @@ def test_each_start_method_serves_and_ends_in_order(
             assert (parent_of(core), parent_of(worker)) == (helper, helper)
             assert len(list(Path(f"/proc/{helper}/task").iterdir())) == 1
             assert opened_devices(helper) == []
-        table = re.split(r"^process +pid", server.output, flags=re.MULTILINE)[1]
+        table, *_ = re.split(r"^process +pid", server.output, flags=re.MULTILINE)[1:]
         for state in ("spawned", "device", "joined", "weights", "kv", "warm-up", "ready"):
             assert re.search(rf"t\d {state}", table)
-        for title in ("EngineCore", "Worker_TP0", "Worker_TP1", "Worker_TP2"):
+        titles = ["ApiServer", "EngineCore", *(f"Worker_TP{rank}" for rank in range(3))]
+        titles += ["ForkServer"] * (method != "spawn")
+        for title in titles:
             assert re.search(rf"^{title} +\d+ +\d+\.\d\d", table, re.MULTILINE)
+        # Once more after the first token, which is the API server's.
+        server.wait_line("t9 ready +t10 first token$")
+        server.wait_line(r"^ApiServer .* \d+\.\d\d +\d+\.\d\d$")
         os.kill(server.pid, signal.SIGINT)
         assert server.wait_exit() == 130
         assert "Traceback" not in server.output

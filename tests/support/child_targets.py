@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,22 @@ def tell_about_itself(context: ChildContext, names: list[str]) -> None:
     time.sleep(60)
 
 
+def tell_binding(context: ChildContext) -> None:
+    """Ready, with the CPUs and the memory policies of this thread and of one that starts later."""
+    told: list[tuple[list[int], list[str]]] = []
+
+    def note() -> None:
+        lines = Path("/proc/thread-self/numa_maps").read_text().splitlines()
+        told.append((sorted(os.sched_getaffinity(0)), sorted({line.split()[1] for line in lines})))
+
+    note()
+    later = threading.Thread(target=note)
+    later.start()
+    later.join()
+    context.ready(told)
+    time.sleep(60)
+
+
 def fail_in(context: ChildContext, phase: str, delay_s: float, kind: str, message: str) -> None:
     """Raise an exception of a builtin type in a phase."""
     context.report_state(phase, 0.5)
@@ -59,14 +76,29 @@ def fail_in(context: ChildContext, phase: str, delay_s: float, kind: str, messag
     raise kinds.get(kind, ConfigError)(message)
 
 
+def meet_in(folder: Path, name: str, count: int) -> None:
+    """Return when `count` processes are here, each under its name."""
+    (folder / name).touch()
+    end_s = time.monotonic() + 20
+    while len(list(folder.iterdir())) < count:
+        if time.monotonic() > end_s:
+            raise ValueError(f"{name} is alone with {[path.name for path in folder.iterdir()]}")
+        time.sleep(0.005)
+
+
+def ready_together(context: ChildContext, folder: str, count: int) -> None:
+    """Ready when `count` processes are here."""
+    meet_in(Path(folder), context.title, count)
+    context.ready(context.title)
+    time.sleep(60)
+
+
 def fail_together(
     context: ChildContext, folder: str, count: int, delay_s: float, kind: str, message: str
 ) -> None:
     """Wait until `count` processes are here, however slow their start was; then fail."""
     context.report_state("groups", 0.5)
-    (Path(folder) / context.title).touch()
-    while len(list(Path(folder).iterdir())) < count:
-        time.sleep(0.005)
+    meet_in(Path(folder), context.title, count)
     time.sleep(delay_s)
     raise {"ValueError": ValueError, "ConnectionResetError": ConnectionResetError}[kind](message)
 

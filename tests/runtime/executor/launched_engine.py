@@ -3,13 +3,15 @@
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from tests.support.worker_steps import engine_config
 from vcli.runtime.config import CacheConfig
 from vcli.runtime.core.engine_core import EngineCore
-from vcli.runtime.errors import WorkerError
+from vcli.runtime.errors import FailedWithOutput, WorkerError
+from vcli.runtime.executor.base import RankReply
 from vcli.runtime.executor.external_launcher import ExternalLauncherExecutor
 from vcli.runtime.executor.launched_rank import launched_rank
 from vcli.runtime.messages import EngineRequest
@@ -54,12 +56,23 @@ def main(folder: Path, tp: int, pp: int) -> None:
         "sum": executor.collective_rpc(
             lambda worker: worker.rank, aggregate=lambda replies: sum(r.value for r in replies)
         ),
+        "handed_on": executor.collective_rpc(_hand_on_of_one, aggregate=_values),
         "groups": sorted(report.kind for report in executor.group_reports()),
         "error": _error_of(executor),
     }
     # At once, so that two ranks do not write into each other's line.
     os.write(1, f"RESULT {json.dumps(result)}\n".encode())
     executor.shutdown()
+
+
+def _hand_on_of_one(worker) -> str:
+    if worker.rank == 1:
+        raise FailedWithOutput("failed on rank 1", {"saved": 1})
+    return "done"
+
+
+def _values(replies: Sequence[RankReply]) -> list[object]:
+    return [[reply.value, reply.failure and reply.failure.rank] for reply in replies]
 
 
 def _error_of(executor: ExternalLauncherExecutor) -> str:

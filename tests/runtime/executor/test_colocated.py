@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 
 from tests.support import fake_worker
+from tests.support.child_targets import meet_in
 from tests.support.fake_worker import FAKE_WORKER, fake_config, fake_step
 from vcli.runtime.config import DeadlineConfig
 from vcli.runtime.errors import RpcTimeoutError, StartupError, WorkerDiedError, WorkerError
-from vcli.runtime.executor.base import get_executor_class
+from vcli.runtime.executor.backends import get_executor_class
+from vcli.runtime.executor.base import RankReply
 from vcli.runtime.executor.colocated import ColocatedExecutor
 from vcli.runtime.messages import ChildMessage, ChildState
+from vcli.runtime.process.fork_owner import ForkServer
 
 pytestmark = pytest.mark.process
 
@@ -105,12 +108,52 @@ def test_deadline_names_rank_0_too(executor: ColocatedExecutor) -> None:
         executor.collective_rpc("sleep_on", args=([0], 0.4), timeout_s=0.1)
 
 
+def test_aggregator_gets_what_ranks_of_both_kinds_hand_on(executor: ColocatedExecutor) -> None:
+    def values(replies: list[RankReply]) -> list[object]:
+        return [(reply.value, reply.failure and reply.failure.rank) for reply in replies]
+
+    for failed in ([0], [1], [0, 1]):
+        assert executor.collective_rpc("fail_and_hand_on", args=(failed,), aggregate=values) == [
+            ({"saved": rank}, rank) if rank in failed else (f"done on rank {rank}", None)
+            for rank in range(2)
+        ]
+    with pytest.raises(WorkerError, match="failed on rank 0"):
+        executor.collective_rpc("fail_and_hand_on", args=([0],))
+    assert executor.collective_rpc("echo", args=(1,)) == [1, 1]
+
+
 def test_kill_of_a_child_while_idle_is_told_once(executor: ColocatedExecutor) -> None:
     failures: queue.Queue[object] = queue.Queue()
     executor.register_failure_callback(failures.put)
     os.kill(executor.worker_pids["Worker_TP1"], signal.SIGKILL)
     assert failures.get(timeout=5).rank == 1
     assert executor.is_failed
+
+
+class MeetsLoading(fake_worker.FakeWorker):
+    """Gets ready when all ranks are there, as in a world that they join."""
+
+    def load_model(self) -> None:
+        self._report("weights", 0.0, "")
+        meet_in(Path(os.environ["TEST_MEETING"]), str(self.rank), self.config.plan.world_size)
+
+
+@pytest.mark.parametrize("is_forked", [True, False], ids=["forkserver", "spawn"])
+def test_all_ranks_start_at_once_the_one_here_included(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_forked: bool
+) -> None:
+    monkeypatch.setenv("TEST_MEETING", str(tmp_path))
+    executor = make(num_ranks=3, worker_cls=f"{__name__}:MeetsLoading")
+    server = ForkServer.start(preload=()) if is_forked else None
+    if server is not None:
+        executor.use_starter(server.starter)
+    try:
+        executor.start()
+        assert executor.collective_rpc("echo", args=(1,)) == [1, 1, 1]
+    finally:
+        executor.shutdown()
+        if server is not None:
+            server.close()
 
 
 class FailsOnRank0(fake_worker.FakeWorker):

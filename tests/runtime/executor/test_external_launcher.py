@@ -14,7 +14,7 @@ from tests.support.tiny_model import tiny_checkpoint
 from tests.support.worker_steps import engine_config
 from vcli.runtime.config import CacheConfig, LaunchedRank
 from vcli.runtime.core.engine_core import EngineCore
-from vcli.runtime.executor.base import get_executor_class
+from vcli.runtime.executor.backends import get_executor_class
 from vcli.runtime.executor.external_launcher import ExternalLauncherExecutor
 from vcli.runtime.executor.launched_rank import launched_rank
 from vcli.runtime.executor.uniproc import UniProcExecutor
@@ -75,6 +75,7 @@ def test_ranks_of_torchrun_generate_what_one_rank_does(
     result = results[0]
     assert result["tokens"] == tokens_of_one_rank()
     assert (result["ranks"], result["large"], result["sum"]) == ([0, 1], 9000, 1)
+    assert result["handed_on"] == [["done", None], [{"saved": 1}, 1]]
     assert result["groups"] == ["TP" if tp == 2 else "PP"]
     assert "rank 1" in result["error"]
     assert "only here" in result["error"]

@@ -19,6 +19,7 @@ from tests.support.fake_worker import (
     fake_step,
     rank_of,
 )
+from vcli.runtime.config import EngineConfig
 from vcli.runtime.errors import (
     FailureReport,
     RpcTimeoutError,
@@ -26,6 +27,7 @@ from vcli.runtime.errors import (
     WorkerDiedError,
     WorkerError,
 )
+from vcli.runtime.executor.base import RankReply
 from vcli.runtime.executor.multinode import MultiNodeExecutor
 from vcli.runtime.executor.node_messages import (
     FrameKind,
@@ -50,32 +52,37 @@ pytestmark = pytest.mark.process
 TOKEN = "0123456789abcdef"
 
 
-def config_of(node_rank: int) -> Any:
+def config_of(node_rank: int, **overrides: Any) -> Any:
     parallel = ParallelConfig(
         tensor_parallel_size=4, nnodes=2, node_rank=node_rank, master_addr="127.0.0.1"
     )
-    return fake_config(parallel=parallel, plan=plan_topology(parallel, model=SPEC, dtype="float32"))
+    plan = plan_topology(parallel, model=SPEC, dtype="float32")
+    return fake_config(parallel=parallel, plan=plan, **overrides)
 
 
 class SecondNode:
     """Ranks 2 and 3: what the launcher of node 1 does, without signals and screens."""
 
-    def __init__(self, port: int, key: JobKey, session: str) -> None:
+    def __init__(
+        self, config: EngineConfig, port: int, key: JobKey, session: str, worker_cls: str
+    ) -> None:
+        self.answers = True
         self.stopped: list[FailureReport | None] = []
         self.was_stopped = threading.Event()
         self.workers = NodeWorkers(
-            config_of(1),
+            config,
             is_trusted=key.is_secret,
             send=self._send,
             on_message=lambda message: self.link.say(NodeSaid(message=message)),
             on_failure=lambda report: self.link.say(NodeFailed(report=report)),
-            worker_cls=FAKE_WORKER,
+            worker_cls=worker_cls,
         )
         self.link = CoreLink(
             ("127.0.0.1", port),
             key,
             NodeHello(session=session, node_rank=1, pid=os.getpid()),
             on_call=self.workers.call,
+            on_ask=self._on_ask,
             on_stop=self._on_stop,
             on_gone=lambda reason: self.was_stopped.set(),
         )
@@ -93,6 +100,10 @@ class SecondNode:
     def _send(self, frames: Sequence[bytes]) -> None:
         self.link.send(frames)
 
+    def _on_ask(self, number: int) -> None:
+        if self.answers:
+            self.workers.answer(number)
+
     def _on_stop(self, report: FailureReport | None) -> None:
         self.stopped.append(report)
         self.was_stopped.set()
@@ -101,13 +112,15 @@ class SecondNode:
 class Pair:
     """The executor of node 0, and node 1."""
 
-    def __init__(self, token: str | None) -> None:
+    def __init__(
+        self, token: str | None, *, worker_cls: str = FAKE_WORKER, **overrides: Any
+    ) -> None:
         self.states: list[ChildState] = []
         key, session = job_key(token), secrets.token_hex(8)
         listener = socket.create_server(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
         self.executor = MultiNodeExecutor(
-            config_of(0), on_message=self._take, worker_cls=FAKE_WORKER
+            config_of(0, **overrides), on_message=self._take, worker_cls=worker_cls
         )
         self.executor.use_nodes(
             NodeLinks(
@@ -120,7 +133,7 @@ class Pair:
             )
         )
         self.key = key
-        self.node = SecondNode(self.port, key, session)
+        self.node = SecondNode(config_of(1, **overrides), self.port, key, session, worker_cls)
 
     def _take(self, message: object) -> None:
         if isinstance(message, ChildState):
@@ -208,6 +221,24 @@ def test_what_a_remote_rank_raises_is_told_with_its_traceback(pair: Pair) -> Non
     assert pair.executor.collective_rpc("echo", args=[1]) == [1] * 4
 
 
+def test_an_aggregator_gets_what_failed_ranks_of_both_nodes_hand_on(pair: Pair) -> None:
+    def values(replies: list[RankReply]) -> list[object]:
+        return [(reply.value, reply.failure and reply.failure.rank) for reply in replies]
+
+    hand_on = pair.executor.collective_rpc
+    assert hand_on("fail_and_hand_on", args=[[1, 2]], aggregate=values) == [
+        ("done on rank 0", None),
+        ({"saved": 1}, 1),
+        ({"saved": 2}, 2),
+        ("done on rank 3", None),
+    ]
+    with pytest.raises(WorkerError, match="failed on rank 2"):
+        hand_on("fail_and_hand_on", args=[[2]])
+    with pytest.raises(WorkerError, match="ordered on rank 3"):
+        hand_on("raise_on", args=[[3]], aggregate=values)
+    assert hand_on("echo", args=[1]) == [1] * 4
+
+
 def test_a_late_remote_rank_is_named_with_what_it_does(trusted: Pair) -> None:
     waiting = trusted.executor.collective_rpc(
         "sleep_on", args=[[3], 2.0], timeout_s=1.5, non_block=True
@@ -277,6 +308,7 @@ def test_who_is_not_of_the_job_can_neither_join_nor_reply(trusted: Pair) -> None
         trusted.key,
         NodeHello(session="guessed", node_rank=1, pid=1),
         on_call=pytest.fail,
+        on_ask=pytest.fail,
         on_stop=pytest.fail,
         on_gone=lambda reason: None,
     )

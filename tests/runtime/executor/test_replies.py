@@ -1,5 +1,6 @@
 """Results that are still on their way from a device do not hold up the next call."""
 
+import queue
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.fake_worker import DeviceFakeWorker, fake_config
-from vcli.runtime.errors import WorkerError
+from vcli.runtime.errors import FailureReport, WorkerDiedError, WorkerError
 from vcli.runtime.executor.multiproc import MultiprocExecutor
+from vcli.topology.errors import ExitStatus
 
 pytestmark = pytest.mark.process
 
@@ -68,6 +70,44 @@ def test_result_that_can_not_be_sent_does_not_end_the_thread(executor: Multiproc
     with pytest.raises(WorkerError, match="pickle"):
         executor.collective_rpc(lambda worker: worker.later(n for n in range(3)))
     assert executor.collective_rpc("later", args=("next",)) == ["next"]
+
+
+class LosesItsDevice(DeviceFakeWorker):
+    """The thread that waits for the device of rank 1 can't use it."""
+
+    def bind_thread(self) -> None:
+        if self.rank == 1:
+            raise RuntimeError("device 1 fell off the bus")
+
+
+@pytest.mark.parametrize(("reply_rank", "busy_s"), [(0, 60.0), (1, 0.0)])
+def test_end_of_the_thread_that_replies_ends_all_calls_at_once_with_rank_and_cause(
+    reply_rank: int, busy_s: float
+) -> None:
+    executor = MultiprocExecutor(
+        fake_config(2, log_level="CRITICAL"),
+        on_message=lambda _: None,
+        worker_cls=f"{__name__}:LosesItsDevice",
+        ring_bytes=1 << 18,
+    )
+    failures: queue.Queue[FailureReport] = queue.Queue()
+    executor.register_failure_callback(failures.put)
+    try:
+        executor.start()
+        late = executor.collective_rpc(
+            "later", args=("a", busy_s), non_block=True, unique_reply_rank=reply_rank
+        )
+        with pytest.raises(WorkerDiedError, match="device 1 fell off the bus") as failed:
+            late.result(10)  # of the 20 s that a call may take here
+        report = failures.get(timeout=5)
+        assert report == failed.value.report
+        assert (report.process, report.rank, report.kind) == ("Worker_TP1", 1, "RuntimeError")
+        assert report.exit_status == ExitStatus.DIED_SERVING
+        assert "in bind_thread" in report.traceback
+        with pytest.raises(WorkerDiedError, match="fell off the bus"):
+            executor.collective_rpc("echo", args=(1,))
+    finally:
+        executor.shutdown()
 
 
 def test_title_of_a_worker_that_takes_calls_says_no_longer_that_it_starts(

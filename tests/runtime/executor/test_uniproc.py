@@ -17,7 +17,8 @@ from tests.support.fake_worker import (
 from tests.support.processes import wait_until
 from vcli.runtime.config import DeadlineConfig
 from vcli.runtime.errors import RpcTimeoutError, StartupError, WorkerError
-from vcli.runtime.executor.base import Executor, get_executor_class
+from vcli.runtime.executor.backends import get_executor_class
+from vcli.runtime.executor.base import Executor, RankReply
 from vcli.runtime.executor.uniproc import UniProcExecutor
 from vcli.runtime.messages import ChildMessage, ChildState, KVCacheConfig
 from vcli.topology.errors import ConfigError, ExitStatus
@@ -197,6 +198,22 @@ def test_error_of_an_rpc_is_told_and_survived(executor: UniProcExecutor) -> None
     assert failed.value.report.kind == "ValueError"
     assert "raise_on" in failed.value.report.traceback
     assert not executor.is_failed
+    assert executor.collective_rpc("echo", args=(1,)) == [1]
+
+
+def test_aggregator_gets_what_the_rank_hands_on_though_it_failed(executor: UniProcExecutor) -> None:
+    def values(replies: list[RankReply]) -> list[object]:
+        return [(reply.rank, reply.value, reply.failure) for reply in replies]
+
+    (reply,) = executor.collective_rpc("fail_and_hand_on", args=([0],), aggregate=values)
+    assert reply[:2] == (0, {"saved": 0})
+    assert "failed on rank 0" in reply[2].message
+    done = executor.collective_rpc("fail_and_hand_on", args=([],), aggregate=values)
+    assert done == [(0, "done on rank 0", None)]
+    with pytest.raises(WorkerError, match="failed on rank 0"):
+        executor.collective_rpc("fail_and_hand_on", args=([0],))
+    with pytest.raises(WorkerError, match="ordered on rank 0"):
+        executor.collective_rpc("raise_on", args=([0],), aggregate=len)
     assert executor.collective_rpc("echo", args=(1,)) == [1]
 
 

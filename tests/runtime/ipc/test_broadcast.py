@@ -1,12 +1,17 @@
 """The queue within one process: waiting, giving up, cancelling, closing."""
 
+import logging
+import os
+import queue
 import random
+import re
 import time
 
 import msgspec
 import pytest
 
 from tests.support.ipc_queues import CAPACITY, Queue, in_thread, sleeping
+from vcli.runtime.ipc import broadcast_writer
 from vcli.runtime.ipc.broadcast import BroadcastReader, BroadcastWriter
 from vcli.runtime.ipc.errors import (
     PeerClosedError,
@@ -128,6 +133,29 @@ def test_a_full_queue_names_who_is_behind_and_only_those():
         assert [state.reader_index for state in caught.value.behind] == [1]
         assert "reader 1 (pid" in str(caught.value)
         assert "records behind, in execute_model for" in str(caught.value)
+
+
+@pytest.mark.parametrize("deadline_s", [None, 20.0])
+def test_writer_that_waits_for_long_says_once_who_is_behind_since_when_and_in_what(
+    monkeypatch, caplog, deadline_s
+):
+    monkeypatch.setattr(broadcast_writer, "_SLOW_S", 0.05)
+    said = queue.SimpleQueue()
+    monkeypatch.setattr(caplog.handler, "emit", lambda record: said.put(record.getMessage()))
+    with Queue(2) as (writer, first, second), caplog.at_level(logging.WARNING, "vcli"):
+        with pytest.raises(QueueFullTimeout):
+            fill(writer, first)
+        second.set_activity("load_model")
+        join = in_thread(writer.send, [b"x" * 1000], deadline_s)
+        # It comes though nobody rings the writer.
+        message = said.get(timeout=10)
+        with pytest.raises(queue.Empty):
+            said.get(timeout=0.2)
+        second.recv(1.0)
+        second.recv(1.0)
+        join()
+    who = rf"reader 1 \(pid {os.getpid()}\) is \d+ records behind, in load_model for \d\.\d s"
+    assert re.fullmatch(rf"queue 'steps' had no space for 0\.\d s: {who}", message)
 
 
 def test_after_a_timeout_in_the_middle_of_a_large_message_the_next_one_arrives():

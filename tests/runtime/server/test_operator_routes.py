@@ -91,6 +91,15 @@ def test_metrics_count_what_happened(start, tokenizer: Tokenizer, text: str) -> 
             assert f"vcli:{name}{label}" in after
 
 
+def test_first_token_of_all_requests_is_told_once() -> None:
+    told: list[str] = []
+    metrics = ServerMetrics(NAME, on_first_token=lambda: told.append("first"))
+    assert told == []
+    for seconds in (0.3, 0.2):
+        metrics.first_token(seconds)
+    assert told == ["first"]
+
+
 def test_tokenize_and_detokenize_are_inverse(served: Serving, tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("hello wö")
     answer = served.post("/tokenize", prompt="hello wö", return_token_strs=True).json()
