@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vcli.runtime.layers.kernels.launch import pdl_options, wait_for_previous
+from vcli.runtime.layers.kernels.launch import ceil_div, pdl_options, wait_for_previous
 
 BLOCK = 1024
 
@@ -36,7 +36,7 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     output = gate_up.new_empty(num_tokens, size)
     if num_tokens:
-        _silu_and_mul_kernel[(num_tokens, triton.cdiv(size, BLOCK))](
+        _silu_and_mul_kernel[(num_tokens, ceil_div(size, BLOCK))](
             gate_up, output, size, BLOCK=BLOCK, num_warps=4, **pdl_options()
         )
     return output

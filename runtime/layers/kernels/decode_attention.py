@@ -15,7 +15,13 @@ import triton
 import triton.language as tl
 
 from vcli.runtime.layers.kernels.decode_plan import COUNT, END, FIRST, ROW, START, DecodePlan
-from vcli.runtime.layers.kernels.launch import LINE, pdl_options, prefetch_lines, wait_for_previous
+from vcli.runtime.layers.kernels.launch import (
+    LINE,
+    next_power_of_2,
+    pdl_options,
+    prefetch_lines,
+    wait_for_previous,
+)
 
 #: Rows of the smallest matrix tile.
 MIN_ROWS = 16
@@ -200,7 +206,7 @@ def paged_decode(
     assert output_RHE.is_contiguous()
     if not num_requests:
         return output_RHE
-    padded_group = triton.next_power_of_2(group)
+    padded_group = next_power_of_2(group)
     merged = tuning.num_warps * 1024 // (padded_group * head_size)
     _decode_kernel[(num_kv_heads, plan.num_items)](
         query_RHE, kv_cache, block_tables, plan.work, output_RHE,

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vcli.runtime.layers.kernels.launch import pdl_options, wait_for_previous
+from vcli.runtime.layers.kernels.launch import ceil_div, pdl_options, wait_for_previous
 
 BLOCK = 64
 
@@ -78,7 +78,7 @@ def prepare_decode(
     num_requests = packed.shape[1]
     assert packed.is_contiguous()
     assert block_tables.stride(1) == 1
-    _prepare_decode_kernel[(triton.cdiv(num_requests, BLOCK),)](
+    _prepare_decode_kernel[(ceil_div(num_requests, BLOCK),)](
         packed,
         block_tables,
         last_token,

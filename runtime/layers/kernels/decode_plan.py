@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vcli.runtime.layers.kernels.launch import pdl_options, wait_for_previous
+from vcli.runtime.layers.kernels.launch import ceil_div, pdl_options, wait_for_previous
 
 #: Rows of `DecodePlan.work`. The first is the request: -1 for an item that is empty.
 ROW, START, END, FIRST, COUNT = range(1, 6)
@@ -105,7 +105,14 @@ class DecodeWorkspace:
     def plan(self, num_requests: int) -> "DecodePlan":
         """An empty plan for so many requests."""
         assert num_requests <= self.max_num_seqs, f"{num_requests} requests"
-        return DecodePlan(workspace=self, num_requests=num_requests)
+        num_items = self.num_items(num_requests)
+        return DecodePlan(
+            workspace=self,
+            num_requests=num_requests,
+            tuning=self.tuning(num_requests),
+            num_items=num_items,
+            work=self.work[: NUM_FIELDS * num_items],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,22 +121,13 @@ class DecodePlan:
 
     workspace: DecodeWorkspace
     num_requests: int
-
-    @property
-    def tuning(self) -> DecodeTuning:
-        """What the items were cut for."""
-        return self.workspace.tuning(self.num_requests)
-
-    @property
-    def num_items(self) -> int:
-        """With the empty ones."""
-        return self.workspace.num_items(self.num_requests)
-
-    @property
-    def work(self) -> torch.Tensor:
-        """(6 * items) int32: request, row of its block table, tokens [start, end), its first item
-        and how many it has."""
-        return self.workspace.work[: NUM_FIELDS * self.num_items]
+    tuning: DecodeTuning
+    """What the items were cut for."""
+    num_items: int
+    """With the empty ones."""
+    work: torch.Tensor
+    """(6 * items) int32: request, row of its block table, tokens [start, end), its first item
+    and how many it has."""
 
 
 @triton.jit
@@ -203,7 +201,7 @@ def plan_decode(plan: DecodePlan, rows_R: torch.Tensor, seq_lens_R: torch.Tensor
     if not plan.num_requests:
         return
     workspace, tuning = plan.workspace, plan.tuning
-    _plan_kernel[(triton.cdiv(plan.num_requests, OWN),)](
+    _plan_kernel[(ceil_div(plan.num_requests, OWN),)](
         rows_R, seq_lens_R, plan.work, plan.num_requests,
         workspace.num_wanted(plan.num_requests), plan.num_items,
         REQUESTS=_room(plan.num_requests),

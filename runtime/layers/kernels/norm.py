@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vcli.runtime.layers.kernels.launch import pdl_options, wait_for_previous
+from vcli.runtime.layers.kernels.launch import next_power_of_2, pdl_options, wait_for_previous
 
 
 @triton.jit
@@ -51,7 +51,7 @@ def add_rms_norm(
     assert residual_TD is None or residual_TD.is_contiguous()
     num_tokens, size = x_TD.shape
     normed_TD = torch.empty_like(x_TD)
-    block = triton.next_power_of_2(size)
+    block = next_power_of_2(size)
     if num_tokens:
         _add_rms_norm_kernel[(num_tokens,)](
             x_TD,

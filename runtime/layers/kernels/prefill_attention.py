@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vcli.runtime.layers.kernels.launch import pdl_options, wait_for_previous
+from vcli.runtime.layers.kernels.launch import ceil_div, pdl_options, wait_for_previous
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +159,7 @@ def paged_prefill(
     num_rows = max_query_len * group
     tuning = tuning or choose_tuning(num_rows, head_size)
     _prefill_kernel[
-        (triton.cdiv(num_rows, tuning.rows), num_kv_heads, num_requests - len(skipped))
+        (ceil_div(num_rows, tuning.rows), num_kv_heads, num_requests - len(skipped))
     ](
         query_THE, kv_cache, block_tables, rows_R, query_start_loc, seq_lens_R, output_THE,
         scale / math.log(2.0), skipped.start, len(skipped),

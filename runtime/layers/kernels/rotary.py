@@ -6,7 +6,12 @@ import torch
 import triton
 import triton.language as tl
 
-from vcli.runtime.layers.kernels.launch import pdl_options, wait_for_previous
+from vcli.runtime.layers.kernels.launch import (
+    ceil_div,
+    next_power_of_2,
+    pdl_options,
+    wait_for_previous,
+)
 
 HEADS_PER_PROGRAM = 8
 
@@ -91,11 +96,11 @@ def rope_and_cache(
     num_kv_heads = (num_all_heads - num_heads) // 2
     assert qkv_TNE.is_contiguous()
     assert kv_cache.stride(4) == 1
-    assert head_size == triton.next_power_of_2(head_size), f"head size {head_size}"
+    assert head_size == next_power_of_2(head_size), f"head size {head_size}"
     query_THE = qkv_TNE.new_empty(num_tokens, num_heads, head_size)
     q_weight, k_weight = (cos_sin if norm is None else norm for norm in (q_norm, k_norm))
     if num_tokens:
-        _rope_and_cache_kernel[(num_tokens, triton.cdiv(num_all_heads, HEADS_PER_PROGRAM))](
+        _rope_and_cache_kernel[(num_tokens, ceil_div(num_all_heads, HEADS_PER_PROGRAM))](
             qkv_TNE, positions_T, cos_sin, q_weight, k_weight, slot_mapping_T, kv_cache,
             query_THE, eps, *kv_cache.stride()[:4],
             H=num_heads,

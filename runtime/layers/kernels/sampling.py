@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import libdevice
 
-from vcli.runtime.layers.kernels.launch import pdl_options, wait_for_previous
+from vcli.runtime.layers.kernels.launch import ceil_div, pdl_options, wait_for_previous
 
 GROUP = tl.constexpr(16)
 #: Groups that share one call of Philox: 32 apart, so that each thread of a warp has whole calls.
@@ -200,9 +200,9 @@ def sample_rows(
     end = max(min(num_columns, vocab_size - vocab_start), 0)
     shift = vocab_start % TILE
     wanted = max(NUM_PROGRAMS // max(num_rows, 1), 1)
-    num_blocks = max(triton.cdiv(shift + end, BLOCK), 1)
-    part_blocks = triton.cdiv(num_blocks, min(wanted, MAX_PARTS))
-    num_parts = triton.cdiv(num_blocks, part_blocks)
+    num_blocks = max(ceil_div(shift + end, BLOCK), 1)
+    part_blocks = ceil_div(num_blocks, min(wanted, MAX_PARTS))
+    num_parts = ceil_div(num_blocks, part_blocks)
     part_best = torch.empty(num_rows, num_parts, dtype=torch.float32, device=device)
     part_column = torch.empty(num_rows, num_parts, dtype=torch.int32, device=device)
     best_N = torch.empty(num_rows, dtype=torch.float32, device=device)

@@ -16,7 +16,12 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from vcli.runtime.layers.kernels.launch import pdl_options, wait_for_previous
+from vcli.runtime.layers.kernels.launch import (
+    ceil_div,
+    next_power_of_2,
+    pdl_options,
+    wait_for_previous,
+)
 
 MAX_ROWS = 64
 #: Columns of the smallest matrix tile.
@@ -234,7 +239,7 @@ def _multiply_vector(
     tuning: VectorTuning,
 ) -> None:
     num_outputs, num_inputs = weight.shape
-    _vector_kernel[(triton.cdiv(num_outputs, tuning.outputs),)](
+    _vector_kernel[(ceil_div(num_outputs, tuning.outputs),)](
         x, weight, x if bias is None else bias, out, num_outputs, num_inputs,
         HAS_BIAS=bias is not None,
         OUTPUTS=tuning.outputs,
@@ -254,9 +259,9 @@ def _multiply_matrix(
     tuning: MatrixTuning,
 ) -> None:
     num_rows, (num_outputs, num_inputs) = x.shape[0], weight.shape
-    num_tiles = triton.cdiv(num_outputs, tuning.outputs)
+    num_tiles = ceil_div(num_outputs, tuning.outputs)
     num_splits = tuning.num_splits if num_tiles <= MAX_SPLIT_TILES else 1
-    padded_rows = max(triton.next_power_of_2(num_rows), MIN_ROWS)
+    padded_rows = max(next_power_of_2(num_rows), MIN_ROWS)
     partial, tickets = out, out
     if num_splits > 1:
         size = num_tiles * num_splits * tuning.outputs * padded_rows
