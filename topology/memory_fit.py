@@ -72,7 +72,7 @@ def activation_bytes(
 def graph_bytes(spec: ModelSpec, parallel: ParallelSizes, *, dtype: str, max_num_seqs: int) -> int:
     """An estimate of what the CUDA graphs of decode steps take on a rank; 0 where there are none.
 
-    Each graph keeps its kernels and its logits. The activations of the largest one are shared.
+    Each graph keeps its kernels; they share the logits and the activations of the largest one.
     """
     if parallel.pp > 1 or spec.is_moe:
         return 0
@@ -80,7 +80,7 @@ def graph_bytes(spec: ModelSpec, parallel: ParallelSizes, *, dtype: str, max_num
     num_layers = len(layer_ranges(spec.num_layers, parallel.pp, None)[0])
     kernels = len(sizes) * num_layers * GRAPH_LAYER_BYTES
     cut, number = cut_sizes(spec, parallel), dtype_bytes(dtype)
-    logits = sum(sizes) * (cut.vocab_size // parallel.tp) * number
+    logits = sizes[-1] * (cut.vocab_size // parallel.tp) * number
     width = max(cut.intermediate_size // parallel.tp, spec.hidden_size)
     activations = sizes[-1] * 3 * (spec.hidden_size + width) * number
     return kernels + logits + activations + GRAPH_WORKSPACE_BYTES

@@ -82,8 +82,15 @@ class ParallelLMHead(VocabParallelEmbedding):
         """Logits (N, V), float32, of the whole vocabulary on every rank."""
         return self.whole_logits(self.compute_local_logits(hidden_ND))
 
-    def compute_local_logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
-        """Logits (N, rows of this rank), padding included, in the model's dtype."""
+    def compute_local_logits(
+        self, hidden_ND: torch.Tensor, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Logits (N, rows of this rank), padding included, in the model's dtype.
+
+        In `out` where one is given: on a device, where weights are never packed.
+        """
+        if out is not None:
+            return self.ops.linear_into(hidden_ND, self.weight, out)
         if self._packed is None:
             return self.ops.linear(hidden_ND, self.weight, None)
         return multiply_packed(hidden_ND, self._packed, None)

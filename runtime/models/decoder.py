@@ -122,10 +122,12 @@ class CausalLM(nn.Module):
         assert self.lm_head is not None, "only the last pipeline stage has the head"
         return self.lm_head.compute_logits(hidden_ND)
 
-    def compute_local_logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
-        """Logits of this rank's part of the vocabulary, padding included, in the model's dtype."""
+    def compute_local_logits(
+        self, hidden_ND: torch.Tensor, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Logits of this rank's part of the vocabulary; see `ParallelLMHead`."""
         assert self.lm_head is not None, "only the last pipeline stage has the head"
-        return self.lm_head.compute_local_logits(hidden_ND)
+        return self.lm_head.compute_local_logits(hidden_ND, out)
 
     def empty_intermediate(self, num_tokens: int) -> dict[str, torch.Tensor]:
         """Buffers for what the previous stage sends for `num_tokens`."""

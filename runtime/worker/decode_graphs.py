@@ -61,6 +61,10 @@ class DecodeStep:
         self.packed = torch.zeros(NUM_COLUMNS * max_num_requests, dtype=torch.int32, device=device)
         self._inputs = DecodeInputs.empty(max_num_requests, device)
         self._query_start_loc = torch.arange(max_num_requests + 1, dtype=torch.int32, device=device)
+        head = model.lm_head
+        assert head is not None, "a step of decodes samples: it needs the last stage"
+        # One for all graphs: each would keep its own.
+        self._logits = head.weight.new_empty(max_num_requests, len(head.weight))
 
     def metadata(self, num_requests: int) -> ForwardMetadata:
         """The step as attention sees it; its numbers are in the tensors alone."""
@@ -100,7 +104,7 @@ class DecodeStep:
         attention.begin()
         hidden = self._model(used.input_ids, used.positions, attention)
         assert isinstance(hidden, torch.Tensor), "a step of decodes samples: it needs all layers"
-        local_logits = self._model.compute_local_logits(hidden)
+        local_logits = self._model.compute_local_logits(hidden, self._logits[:num_requests])
         temperature = self._batch.temperature.index_select(0, used.rows)
         token_ids, best = self._sampler.sample(local_logits, temperature)
         self._batch.last_token.index_copy_(0, used.rows.long(), token_ids)

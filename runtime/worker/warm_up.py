@@ -14,6 +14,8 @@ from vcli.runtime.worker.sampling_columns import SamplingRows
 
 #: longest warm-up prompt on a CPU, where a step of the largest size takes many seconds
 _CPU_WARM_UP_TOKENS = 64
+#: sizes of batches of decodes that have kernels of their own on a device
+_DEVICE_BATCHES = (2, 16, 32, 64, 256)
 
 
 def profile_step(runner: ModelRunner, config: EngineConfig) -> None:
@@ -31,17 +33,20 @@ def profile_step(runner: ModelRunner, config: EngineConfig) -> None:
 def warm_up(runner: ModelRunner, config: EngineConfig, device: torch.device) -> int:
     """A prompt and a decode step, sampled greedily and by chance; gives the prompt's tokens.
 
-    A device has other kernels for a short prompt, and gets one as well.
+    A device has other kernels for short prompts and for batches of decodes, and gets them as well.
     """
     num_tokens = min(config.scheduler.max_num_batched_tokens, config.model.max_model_len)
     if device.type == "cpu":
         num_tokens = min(num_tokens, _CPU_WARM_UP_TOKENS)
-    short = [[min(2, num_tokens)]] if device.type == "cuda" else []
-    for query_lens in ([num_tokens], *short, [1]):
+    for query_lens in ([num_tokens], [1]):
         logits_NV = runner.dummy_step(query_lens)
         if logits_NV is not None:
             _sample_all_kinds(logits_NV)
     if device.type == "cuda":
+        most = min(config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens)
+        runner.dummy_step([min(2, num_tokens)])
+        for num_requests in sorted({min(size, most) for size in (*_DEVICE_BATCHES, most)}):
+            runner.dummy_step([1] * num_requests)
         torch.cuda.synchronize(device)
     return num_tokens
 
