@@ -10,6 +10,7 @@ from vcli.cli.output import Output
 from vcli.cli.serve_session import ServeSession
 from vcli.cli.settings import model_settings, parallel_config
 from vcli.runtime.config import CacheConfig, DeadlineConfig, SchedulerConfig
+from vcli.topology import ExitStatus
 
 _CACHE = CacheConfig()
 _DEADLINES = DeadlineConfig()
@@ -90,4 +91,7 @@ def serve(
     )
     if dry_run:
         return session.show_plan(model, revision=revision, port=port)
-    return session.run(model, revision=revision, host=host, port=port)
+    status = ExitStatus(session.run(model, revision=revision, host=host, port=port))
+    if as_json:
+        output.document("vcli.serve/1", {"ended": status.name.lower()}, status)
+    return int(status)

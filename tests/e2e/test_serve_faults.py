@@ -1,6 +1,7 @@
 """What a user sees when a process of a running `vcli serve` dies, or somebody stops it."""
 
 import concurrent.futures
+import json
 import os
 import signal
 import time
@@ -131,6 +132,16 @@ def test_a_signal_drains_and_leaves_within_5_s(server: Server, number: int, stat
     assert "error: " not in server.output
     assert "Traceback" not in server.output
     server.wait_nothing_left()
+
+
+def test_with_json_the_end_by_a_signal_is_one_document(tmp_path: Path, demo_model: Path) -> None:
+    with serving([str(demo_model), "--json"], folder=tmp_path) as server:
+        server.wait_serving()
+        os.kill(server.pid, signal.SIGTERM)
+        assert server.wait_exit() == 143
+        assert server.process.stdout is not None
+        document = json.loads(server.process.stdout.read())
+    assert document == {"schema": "vcli.serve/1", "exit_code": 143, "ended": "terminated"}
 
 
 def test_a_second_ctrl_c_leaves_at_once(server: Server) -> None:
