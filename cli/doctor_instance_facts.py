@@ -237,7 +237,7 @@ def _absence_text(absence: Absence, collective: str, titles: Mapping[int, str]) 
     if absence.progress is None:
         return (
             f"it is not known here whether rank {absence.rank} has come to the {collective}: "
-            "its processes are on another host"
+            "nothing of it is seen on this host"
         )
     name = f"rank {absence.rank} ({titles.get(absence.rank, '?')})"
     return f"{name} has not come to the {collective}; it is {absence.progress.describe()}"

@@ -5,8 +5,9 @@ The only place of the command line that reads `os.environ`; everyone else gets a
 
 import os
 import sys
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, TextIO
 
@@ -22,6 +23,8 @@ class Environment:
     cwd: Path
     stdout: TextIO
     stderr: TextIO
+    started_s: float = field(default_factory=time.monotonic)
+    """When the command began, by the monotonic clock."""
 
     @classmethod
     def of_this_process(cls) -> "Environment":

@@ -1,5 +1,6 @@
 """Which executor runs the workers of a replica."""
 
+from types import MappingProxyType
 from typing import Final
 
 from vcli.topology.decision import Decision
@@ -9,6 +10,16 @@ from vcli.topology.sizes import EXTERNAL_LAUNCHER, ParallelSizes
 
 #: What every executor derives from; topology imports nothing of the runtime, so by name.
 EXECUTOR: Final = "vcli.runtime.executor.base.Executor"
+#: Ours that can be run, by the class that does; the runtime imports the one that is wanted.
+BACKEND_CLASSES: Final = MappingProxyType(
+    {
+        "uni": "vcli.runtime.executor.uniproc.UniProcExecutor",
+        "mp": "vcli.runtime.executor.multiproc.MultiprocExecutor",
+        "multinode": "vcli.runtime.executor.multinode.MultiNodeExecutor",
+        "colocated": "vcli.runtime.executor.colocated.ColocatedExecutor",
+        EXTERNAL_LAUNCHER: "vcli.runtime.executor.external_launcher.ExternalLauncherExecutor",
+    }
+)
 BACKENDS: Final = ("uni", "mp", "colocated", "ray", EXTERNAL_LAUNCHER)
 #: Back ends that work over several nodes by themselves.
 _MULTI_NODE: Final = ("mp", "uni", EXTERNAL_LAUNCHER)
@@ -31,13 +42,17 @@ def choose_backend(config: ParallelSizes, process: ProcessFacts | None = None) -
 
 
 def backend_name(requested: object) -> str:
-    """A back end as a name: that of an `Executor` class is its dotted path, as processes need it.
+    """A back end as a name: an `Executor` class is its dotted path, as processes need it.
+
+    One of ours, as a class or a path, has its own name, by which it is judged and planned.
 
     Raises:
         ConfigError: neither a name nor such a class, or a class that other processes can't import.
     """
     if isinstance(requested, str):
-        return requested
+        return next(
+            (name for name, path in BACKEND_CLASSES.items() if path == requested), requested
+        )
     bases = requested.__mro__ if isinstance(requested, type) else ()
     if not any(f"{base.__module__}.{base.__qualname__}" == EXECUTOR for base in bases):
         raise ConfigError(
@@ -50,7 +65,7 @@ def backend_name(requested: object) -> str:
             f"distributed_executor_backend={requested!r} can't be imported by other processes",
             hint="define the class at the top of a module of its own, not of the main program",
         )
-    return f"{requested.__module__}.{requested.__qualname__}"
+    return backend_name(f"{requested.__module__}.{requested.__qualname__}")
 
 
 def _default_backend(config: ParallelSizes, process: ProcessFacts) -> tuple[str, str]:

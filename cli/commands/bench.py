@@ -9,7 +9,7 @@ from vcli.cli.commands.bench_offline import offline
 from vcli.cli.commands.bench_serve import bench_serve
 from vcli.cli.options import AsJson
 from vcli.cli.output import Output
-from vcli.topology import ConfigError, ExitStatus
+from vcli.topology import ConfigError, ExitStatus, VcliError
 
 SCHEMA = "vcli.bench.ipc/1"
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -78,6 +78,11 @@ def ipc(
     except KeyboardInterrupt:
         output.note("stopped: this is what is known")
         status = ExitStatus.INTERRUPTED
+    except VcliError as error:
+        if not rows:
+            raise
+        output.note_error(error)
+        status = error.exit_status
     if as_json:
         output.document(SCHEMA, document(host, spec, rows, deaths), status)
     else:

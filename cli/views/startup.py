@@ -9,7 +9,6 @@ from vcli.cli.output import Output
 from vcli.cli.views.memory import measured_lines
 from vcli.cli.views.text import rank_list
 from vcli.cli.views.timeline import FIRST_TOKEN, StartupTimeline, timeline_lines
-from vcli.runtime.bench.stats import process_age_s
 from vcli.runtime.errors import FailureReport
 from vcli.runtime.messages import (
     ChildMessage,
@@ -41,7 +40,7 @@ class StartupView:
         self._num_ranks = len(plan.local_ranks(node_rank)) if node_rank else plan.world_size
         self._lock = threading.Lock()
         # What the user waits for begins with the command, not here.
-        self._started = time.monotonic() - process_age_s()
+        self._started = output.environment.started_s
         self._timeline = StartupTimeline(self._started) if has_timeline else None
         self._reached: dict[str, set[int]] = {}
         self._latest: dict[int, ChildState] = {}

@@ -28,7 +28,7 @@ _MAX_READERS = 64
 _MAX_PAYLOAD_BYTES = 1 << 30
 _MAX_KILLS = 1000
 _NUM_WARM_UP = 20
-_PUSHED = (HEADER.pack(Kind.PUSH, 0), bytes(1 << 20))
+_PUSHED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,13 +145,14 @@ class QueueBench:
         """Stop the readers and leave no space for another message of `push`."""
         for child in self._children:
             child.send_signal(signal.SIGSTOP)
+        message = _pushed()
         with contextlib.suppress(QueueFullTimeout):
             while True:
-                self._calls.send(_PUSHED, 0.0)
+                self._calls.send(message, 0.0)
 
     def push(self) -> None:
         """Send a large message, once there is space."""
-        self._calls.send(_PUSHED, _DEADLINE_S)
+        self._calls.send(_pushed(), _DEADLINE_S)
 
     def wait_reply(self) -> None:
         """Wait for a message of the first reader process."""
@@ -255,3 +256,7 @@ class QueueBench:
 
     def _readers_cpu_s(self) -> float:
         return sum(cpu_seconds(child.pid) for child in self._children)
+
+
+def _pushed() -> tuple[bytes, bytes]:
+    return (HEADER.pack(Kind.PUSH, 0), bytes(_PUSHED_BYTES))

@@ -4,28 +4,20 @@ import importlib
 import inspect
 
 from vcli.runtime.executor.base import Executor
-from vcli.topology.backend import EXECUTOR
+from vcli.topology.backend import BACKEND_CLASSES, EXECUTOR
 from vcli.topology.errors import ConfigError
 
-#: By path: only the one that runs is imported.
-_BACKENDS = {
-    "uni": "vcli.runtime.executor.uniproc.UniProcExecutor",
-    "mp": "vcli.runtime.executor.multiproc.MultiprocExecutor",
-    "multinode": "vcli.runtime.executor.multinode.MultiNodeExecutor",
-    "colocated": "vcli.runtime.executor.colocated.ColocatedExecutor",
-    "external_launcher": "vcli.runtime.executor.external_launcher.ExternalLauncherExecutor",
-}
 _HINT = "--distributed-executor-backend mp"
 
 
-def get_executor_class(backend: str | type) -> type[Executor]:
-    """The class that runs a back end: `uni`, `mp`, the dotted path of a class, or the class itself.
+def get_executor_class(backend: str) -> type[Executor]:
+    """The class that runs a back end: `uni`, `mp`, or the dotted path of a class.
 
     Raises:
         ConfigError: a back end that is planned but can't be run yet, a path that can't be imported,
             or what is no complete subclass of `Executor`.
     """
-    found = _imported(backend) if isinstance(backend, str) else backend
+    found = _imported(backend)
     if not (isinstance(found, type) and issubclass(found, Executor)):
         raise ConfigError(f"executor {backend!r} is no subclass of {EXECUTOR}", hint=_HINT)
     if inspect.isabstract(found):
@@ -35,7 +27,7 @@ def get_executor_class(backend: str | type) -> type[Executor]:
 
 
 def _imported(backend: str) -> object:
-    module_name, _, class_name = _BACKENDS.get(backend, backend).rpartition(".")
+    module_name, _, class_name = BACKEND_CLASSES.get(backend, backend).rpartition(".")
     if not module_name:
         raise ConfigError(
             f"topo plans the back end {backend!r}; serve does not run it yet", hint=_HINT

@@ -34,7 +34,7 @@ logger = get_logger(__name__)
 StepResult = ModelRunnerOutput | None
 FailureCallback = Callable[[FailureReport], None]
 
-_HEALTH_METHOD = "check_health"
+HEALTH_METHOD = "check_health"
 #: Deadline of a health check, where the caller names none.
 HEALTH_TIMEOUT_S = 10.0
 
@@ -255,7 +255,7 @@ class Executor(ABC):
             WorkerError, WorkerDiedError: a rank is not well.
         """
         try:
-            self.collective_rpc(_HEALTH_METHOD, timeout_s=timeout_s)
+            self.collective_rpc(HEALTH_METHOD, timeout_s=timeout_s)
         except RpcTimeoutError as error:
             if not error.ranks or not all(self.busy_with(rank) for rank in error.ranks):
                 raise
@@ -266,7 +266,7 @@ class Executor(ABC):
         A busy rank is well, and can't answer; but one does not get stuck in a health check.
         """
         activity = self._activity(rank)
-        if activity is None or activity.method == _HEALTH_METHOD:
+        if activity is None or activity.method == HEALTH_METHOD:
             return None
         return activity if activity.total_s <= self._config.deadlines.stall_s else None
 

@@ -188,7 +188,7 @@ class MultiNodeExecutor(MultiprocExecutor):
     def _describe_absence(self, absence: Absence) -> str:
         text = super()._describe_absence(absence)
         if absence.progress is None:
-            text += f": its node did not say so within {_ANSWER_S:g} s"
+            text += f": its node told nothing newer within {_ANSWER_S:g} s"
         return text
 
     def _name(self, rank: int) -> str:

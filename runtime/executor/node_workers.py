@@ -96,7 +96,6 @@ class NodeWorkers:
         )
         self._group = ChildGroup(on_message, on_failure)
         self._is_ready = False
-        self._was_busy = False
         self._end_lock = threading.Lock()
         self._has_ended = False
 
@@ -157,11 +156,8 @@ class NodeWorkers:
         return {rank: activity for rank, activity in doing.items() if activity is not None}
 
     def tell_activity(self) -> None:
-        """Tell the core what the workers do now, unless they still do nothing."""
-        by_rank = self.activity()
-        if by_rank or self._was_busy:
-            self._send(message_frames(NodeActivity(by_rank=by_rank)))
-        self._was_busy = bool(by_rank)
+        """Tell the core what the workers do now."""
+        self._send(message_frames(NodeActivity(by_rank=self.activity())))
 
     def answer(self, number: int) -> None:
         """Tell the core in which collective each worker is; nothing while they are ended."""

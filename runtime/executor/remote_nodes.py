@@ -165,7 +165,10 @@ class RemoteNodes:
             if node.peer is not None:
                 self._hub.send(node.peer, message_frames(AskNode(number=number)))
         with self._answered:
-            self._answered.wait_for(lambda: all(n.answered == number for n in nodes), timeout_s)
+            self._answered.wait_for(
+                lambda: self._is_stopping or all(node.answered == number for node in nodes),
+                timeout_s,
+            )
             # The answers were written after the question: they are no older than it.
             age_s = time.monotonic() - asked_s
             return {
@@ -190,6 +193,8 @@ class RemoteNodes:
             if self._is_stopping:
                 return
             self._is_stopping = True
+        with self._answered:
+            self._answered.notify()
         for node in self._nodes.values():
             if node.peer is not None:
                 self._hub.send(node.peer, message_frames(StopNode(report=report)))

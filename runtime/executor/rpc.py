@@ -11,7 +11,7 @@ consequence of another process' end is held back a moment for the cause to show 
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +23,7 @@ from vcli.runtime.errors import (
     WorkerDiedError,
     WorkerError,
 )
-from vcli.runtime.executor.base import Aggregate, RankReply
+from vcli.runtime.executor.base import HEALTH_METHOD, Aggregate, RankReply
 from vcli.runtime.log import get_logger
 from vcli.runtime.process.failures import Weight, weigh
 from vcli.runtime.worker.call_messages import STEP_METHODS, RankActivity
@@ -33,7 +33,6 @@ logger = get_logger(__name__)
 
 #: Longer than the process monitor takes to name the cause of a failure.
 _CAUSE_WAIT_S = 0.3
-
 #: Longer than anybody waits, and short enough for the waits of the operating system.
 _LONGEST_S = 30 * 86400.0
 
@@ -281,29 +280,26 @@ class RpcClient:
         self.fail(WorkerDiedError(report))
 
     def _timeout_error(self, call: PendingCall) -> RpcTimeoutError:
-        cause = self._diagnose()  # first: it may bring news of what ranks do
-        missing = "; ".join(self._describe(rank) for rank in call.missing)
-        busy = [
-            self._describe(rank)
-            for rank in range(len(self._titles))
-            if rank not in call.missing and self._activity(rank)
-        ]
-        others = f"; meanwhile {'; '.join(busy)}" if busy else ""
+        # First: it may bring news of what ranks do. A probe does not wait for that.
+        cause = "" if call.method == HEALTH_METHOD else self._diagnose()
+        missing = self._describe(call.missing)
+        others = {*range(len(self._titles))} - {*call.missing}
+        busy = self._describe(rank for rank in sorted(others) if self._activity(rank))
         return RpcTimeoutError(
-            f"{call.method}: no answer within {call.timeout_s:g} s from {missing}{others}"
+            f"{call.method}: no answer within {call.timeout_s:g} s from {missing}"
+            + (f"; meanwhile {busy}" if busy else "")
             + (f"; {cause}" if cause else ""),
-            hint="a rank that waits in a collective waits for another one: "
-            "look at what all ranks do",
+            hint="a rank in a collective waits for another one: look at what all ranks do",
             ranks=call.missing,
         )
 
     def _stall_text(self, call: PendingCall) -> str:
         cause = self._diagnose() or "no rank says what it waits for"
-        ranks = "; ".join(self._describe(rank) for rank in range(len(self._titles)))
+        ranks = self._describe(range(len(self._titles)))
         return f"{call.method} runs for over {self._stall_s:g} s: {cause}; {ranks}"
 
     def _timeout_report(self, call: PendingCall, error: VcliError) -> FailureReport:
-        rank = call.missing[0]
+        rank = min(call.missing or call.expected)
         return FailureReport(
             process=self._titles[rank],
             phase=call.method,
@@ -313,10 +309,12 @@ class RpcClient:
             hint=error.hint,
         )
 
-    def _describe(self, rank: int) -> str:
-        activity = self._activity(rank)
-        doing = f", {activity.describe()}" if activity is not None else ""
-        return f"rank {rank} ({self._titles[rank]}{doing})"
+    def _describe(self, ranks: Iterable[int]) -> str:
+        found = ((rank, self._activity(rank)) for rank in ranks)
+        return "; ".join(
+            f"rank {rank} ({self._titles[rank]}{f', {doing.describe()}' if doing else ''})"
+            for rank, doing in found
+        )
 
     # ---- clerk ------------------------------------------------------------------------------
 
@@ -339,6 +337,8 @@ class RpcClient:
                     self._changed.wait(None if nearest_s == math.inf else nearest_s - now_s)
                     continue
             for call in due:
+                if call.future.done():
+                    continue
                 if call.suspect is not None:
                     self._settle_failed(call, WorkerError(call.suspect))
                 elif call.deadline_s <= now_s:

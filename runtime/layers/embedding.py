@@ -90,6 +90,7 @@ class ParallelLMHead(VocabParallelEmbedding):
         In `out` where one is given: on a device, where weights are never packed.
         """
         if out is not None:
+            assert self._packed is None, "weights are packed on CPUs alone"
             return self.ops.linear_into(hidden_ND, self.weight, out)
         if self._packed is None:
             return self.ops.linear(hidden_ND, self.weight, None)

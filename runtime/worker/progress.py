@@ -162,6 +162,8 @@ def missing_from_collective(
         group = group_of[waiting.rank].get(waiting.kind, ())
         collective = f"{waiting.operation} of {waiting.kind} {list(group)}"
         for peer in _awaited(waiting, group):
+            if peer >= len(ranks):
+                continue  # of another replica
             line = ranks[peer]
             if line is not None and _has_come(waiting, line):
                 continue

@@ -45,7 +45,9 @@ def warm_up(runner: ModelRunner, config: EngineConfig, device: torch.device) -> 
     if device.type == "cuda":
         most = min(config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens)
         runner.dummy_step([min(2, num_tokens)])
-        for num_requests in sorted({min(size, most) for size in (*_DEVICE_BATCHES, most)}):
+        # The largest first: its workspace serves the others.
+        sizes = {min(size, most) for size in (*_DEVICE_BATCHES, most)}
+        for num_requests in sorted(sizes, reverse=True):
             runner.dummy_step([1] * num_requests)
         torch.cuda.synchronize(device)
     return num_tokens

@@ -2,13 +2,11 @@
 
 import io
 import os
+import time
 from pathlib import Path
-
-import pytest
 
 from vcli.cli.environment import Environment
 from vcli.cli.output import Output
-from vcli.cli.views import startup
 from vcli.cli.views.startup import StartupView
 from vcli.cli.views.timeline import STATES, StartupTimeline, timeline_lines
 from vcli.runtime.errors import FailureReport
@@ -63,9 +61,15 @@ def test_rows_stand_in_the_order_of_the_starts_and_a_gap_has_a_dash() -> None:
     assert lines[2].split()[-1] == "-"
 
 
-def view_of(stderr: io.StringIO, *, has_timeline: bool = True) -> StartupView:
+def view_of(stderr: io.StringIO, *, has_timeline: bool = True, age_s: float = 0.0) -> StartupView:
+    """The view of a command that began `age_s` ago."""
     environment = Environment(
-        argv=(), environ={}, cwd=Path("/"), stdout=io.StringIO(), stderr=stderr
+        argv=(),
+        environ={},
+        cwd=Path("/"),
+        stdout=io.StringIO(),
+        stderr=stderr,
+        started_s=time.monotonic() - age_s,
     )
     plan = plan_topology(ParallelConfig())
     return StartupView(Output(environment), plan, "demo", has_timeline=has_timeline)
@@ -92,12 +96,9 @@ def test_first_token_is_t10() -> None:
     ]
 
 
-def test_table_has_the_api_server_and_after_the_first_token_that_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(startup, "process_age_s", lambda: 5.0)
+def test_table_has_the_api_server_and_after_the_first_token_that_too() -> None:
     stderr = io.StringIO()
-    view = view_of(stderr)
+    view = view_of(stderr, age_s=5.0)
     view.on_message(state("imported", 4.0, process="ForkServer", pid=8))
     view.on_serving("http://127.0.0.1:8000", 64)
     view.on_first_token()

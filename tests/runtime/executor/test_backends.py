@@ -9,7 +9,7 @@ from tests.support.fake_worker import FAKE_WORKER, SPEC, fake_config
 from vcli.runtime.executor.backends import get_executor_class
 from vcli.runtime.executor.base import Executor
 from vcli.runtime.executor.uniproc import UniProcExecutor
-from vcli.topology.backend import EXECUTOR, choose_backend
+from vcli.topology.backend import BACKEND_CLASSES, EXECUTOR, choose_backend
 from vcli.topology.config import ParallelConfig
 from vcli.topology.errors import ConfigError
 from vcli.topology.plan_json import plan_to_json
@@ -40,7 +40,14 @@ def test_a_class_and_its_path_are_the_same_back_end(given: str | type) -> None:
     assert plan.config.distributed_executor_backend == PATH
     assert PATH in str(plan_to_json(plan))
     assert choose_backend(ParallelSizes(distributed_executor_backend=given)).value == PATH
-    assert get_executor_class(given) is OwnExecutor
+    assert get_executor_class(PATH) is OwnExecutor
+
+
+@pytest.mark.parametrize("given", [UniProcExecutor, BACKEND_CLASSES["uni"]], ids=["class", "path"])
+def test_one_of_ours_has_its_name_however_it_is_given(given: str | type) -> None:
+    assert choose_backend(ParallelSizes(distributed_executor_backend=given)).value == "uni"
+    with pytest.raises(ConfigError, match="uni"):
+        choose_backend(ParallelSizes(distributed_executor_backend=given, tensor_parallel_size=2))
 
 
 def test_an_engine_planned_with_a_class_is_run_by_it() -> None:
@@ -65,7 +72,6 @@ def test_what_is_no_executor_is_refused_with_value_and_what_is_wanted(given: obj
     for refuse in (
         lambda: ParallelConfig(distributed_executor_backend=given),  # type: ignore[arg-type]
         lambda: choose_backend(ParallelSizes(distributed_executor_backend=given)),  # type: ignore[arg-type]
-        lambda: get_executor_class(given),  # type: ignore[arg-type]
     ):
         with pytest.raises(ConfigError) as caught:
             refuse()
@@ -84,10 +90,11 @@ def test_a_class_that_other_processes_can_not_import_is_refused() -> None:
         assert "module of its own" in caught.value.hint
 
 
-@pytest.mark.parametrize("given", [Unfinished, f"{__name__}.Unfinished", Executor])
-def test_a_class_with_methods_missing_is_refused_with_their_names(given: str | type) -> None:
+@pytest.mark.parametrize("given", [Unfinished, Executor])
+def test_a_class_with_methods_missing_is_refused_with_their_names(given: type) -> None:
+    backend = choose_backend(ParallelSizes(distributed_executor_backend=given)).value
     with pytest.raises(ConfigError, match="does not implement _submit, shutdown, start"):
-        get_executor_class(given)
+        get_executor_class(backend)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from vcli.topology.planner import plan_topology
 
 pytestmark = pytest.mark.process
 
-STALL_S = 0.5
+STALL_S = 2.0
 HELD_STEP = 77
 
 
@@ -91,12 +91,12 @@ def test_watchdog_is_silent_while_workers_are_idle_for_longer_than_a_stall(
             executor.start()
         for step in range(3):
             executor.execute_model(fake_step(step))
-        assert not stderr.comes_within(2.5 * STALL_S)
+        assert not stderr.comes_within(1.5 * STALL_S)
         assert caplog.messages == []
         # The same worker does speak when a step hangs, so the silence above says something.
         held = executor.execute_model(fake_step(9, number=HELD_STEP), non_block=True)
         told = stderr.read_until(r"execute_model[^\n]*\n(.*\n)*.*worker_main")
-        assert told.startswith("Timeout (0:00:00.500000)!")
+        assert told.startswith("Timeout (0:00:02)!")
         gate.write_text("")
         assert held.result(10) is not None
     finally:
