@@ -5,6 +5,7 @@ import queue
 import signal
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -170,36 +171,47 @@ def test_worker_class_that_does_not_exist_is_the_users_error(make: Make) -> None
 
 
 @pytest.fixture
-def left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], object]:
-    """What could be left of a launch; temporary files would go to a folder of this test."""
+def left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    """What is new since the test began; temporary files would go to a folder of this test.
+
+    What an earlier test left may end meanwhile.
+    """
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return lambda: (
-        len(list(Path("/proc/self/fd").iterdir())),
-        sorted(thread.name for thread in threading.enumerate()),
-        sorted(path.name for path in Path("/dev/shm").glob("*vcli*")),
-        sorted(path.name for path in tmp_path.rglob("*")),
-    )
+
+    def things() -> Counter[str]:
+        return Counter(
+            [
+                *("descriptor" for _ in Path("/proc/self/fd").iterdir()),
+                *(f"thread {thread.name}" for thread in threading.enumerate()),
+                *(str(path) for path in Path("/dev/shm").glob("*vcli*")),
+                *(str(path) for path in tmp_path.rglob("*")),
+            ]
+        )
+
+    before = things()
+    return lambda: sorted((things() - before).elements())
 
 
 def test_shutdown_leaves_no_process_descriptor_thread_or_file(
-    make: Make, left_behind: Callable[[], object]
+    make: Make, left_behind: Callable[[], list[str]]
 ) -> None:
-    before = left_behind()
     executor = make(num_ranks=4)
     executor.start()
     executor.execute_model(fake_step())
     pids = list(executor.worker_pids.values())
+    assert left_behind()
     executor.shutdown()
     assert not any(exists(pid) for pid in pids)
-    assert left_behind() == before
+    assert left_behind() == []
 
 
-def test_failed_start_leaves_nothing_either(make: Make, left_behind: Callable[[], object]) -> None:
-    before = left_behind()
+def test_failed_start_leaves_nothing_either(
+    make: Make, left_behind: Callable[[], list[str]]
+) -> None:
     with pytest.raises(StartupError):
         make("FailsToLoad").start()
-    assert left_behind() == before
+    assert left_behind() == []
 
 
 def test_idle_workers_leave_in_order_when_asked(started: MultiprocExecutor) -> None:
@@ -225,8 +237,7 @@ def test_call_after_shutdown_is_refused(started: MultiprocExecutor) -> None:
         started.execute_model(fake_step())
 
 
-def test_shutdown_without_start_does_nothing(left_behind: Callable[[], object]) -> None:
-    before = left_behind()
+def test_shutdown_without_start_does_nothing(left_behind: Callable[[], list[str]]) -> None:
     executor = MultiprocExecutor(fake_config(2), on_message=lambda _: None, worker_cls=FAKE_WORKER)
     executor.shutdown()
-    assert left_behind() == before
+    assert left_behind() == []
