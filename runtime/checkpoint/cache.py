@@ -102,16 +102,18 @@ def _lock(target: Path, *, title: str, report: Report) -> Iterator[None]:
 
 def _wait_for_lock(descriptor: int, *, title: str, report: Report) -> None:
     """Polls without a deadline: the kernel frees the lock when its holder dies."""
-    next_report_s = 0.0
+    next_report_s, has_waited = 0.0, False
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() >= next_report_s:
-                holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
-                report(f"waiting for {holder}, which prepares {title}")
+            holder = os.pread(descriptor, 200, 0).decode(errors="replace")
+            # Who has just got it has yet to write its name.
+            if time.monotonic() >= next_report_s and (holder or has_waited):
+                report(f"waiting for {holder or 'another process'}, which prepares {title}")
                 next_report_s = time.monotonic() + LOCK_REMINDER_S
             time.sleep(LOCK_POLL_S)
+            has_waited = True
         else:
             return
 
