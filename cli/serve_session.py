@@ -10,6 +10,7 @@ from vcli.cli.views.layout import layout_view, memory_lines
 from vcli.cli.views.memory import planned_lines
 from vcli.cli.views.startup import StartupView
 from vcli.topology import ExitStatus, plan_to_json
+from vcli.topology.names import API_SERVER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,7 @@ class ServeSession(EngineSetup):
         fork_server = None
         page = LivePage()
         try:
-            page.tell(title="ApiServer", url="" if listener is None else url_of(listener))
+            page.tell(title=API_SERVER, url="" if listener is None else url_of(listener))
             process = self.observe()
             fork_server = self.start_fork_server(process)
             config = self.prepare(model, process, revision=revision)

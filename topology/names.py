@@ -3,6 +3,8 @@
 from typing import Final
 
 TITLE_PREFIX: Final = "vcli::"
+#: The process that the user starts, without prefix.
+API_SERVER: Final = "ApiServer"
 
 
 def titled(base: str, *parts: tuple[str, int, int]) -> str:

@@ -9,7 +9,7 @@ follower (the rest of a replica's ranks)   > worker
 from enum import StrEnum
 from typing import Final
 
-from vcli.topology.names import engine_core_title, titled
+from vcli.topology.names import API_SERVER, engine_core_title, titled
 from vcli.topology.plan import HelperPlan, ProcessRow, ProcessTotals, RankPlan
 from vcli.topology.sizes import EXTERNAL_LAUNCHER, ParallelSizes
 
@@ -145,7 +145,7 @@ def _front_processes(
 
 def _api_servers(count: int, *parts: tuple[str, int, int]) -> tuple[list[ProcessRow], str]:
     """One API server, or a supervisor with several beneath it; and the title on top."""
-    base = titled("ApiServer", *parts)
+    base = titled(API_SERVER, *parts)
     if count == 1:
         return [ProcessRow(title=base, kind="api_server", parent="")], base
     top = titled("Supervisor", *parts)

@@ -18,9 +18,9 @@ from vcli.runtime.messages import (
     MemoryReport,
 )
 from vcli.topology import TopologyPlan
+from vcli.topology.names import API_SERVER
 
 _SLOW_LINE_S = 15.0
-_API_SERVER = "ApiServer"
 
 
 class StartupView:
@@ -101,7 +101,7 @@ class StartupView:
             return
         now = time.monotonic()
         here = ChildState(
-            process=_API_SERVER, state=reached, seconds=now - self._started, pid=os.getpid()
+            process=API_SERVER, state=reached, seconds=now - self._started, pid=os.getpid()
         )
         self._timeline.take(here, now)
         self._clear_status()

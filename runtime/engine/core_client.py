@@ -30,11 +30,12 @@ from vcli.runtime.messages import (
     UtilityReply,
 )
 from vcli.topology.errors import ExitStatus, VcliError
+from vcli.topology.names import API_SERVER
 
 logger = get_logger(__name__)
 
 #: `FailureReport.process` of a failure on this end of the socket
-FRONT_END = "ApiServer"
+FRONT_END = API_SERVER
 #: The process monitor sees the exit status a moment after the socket ends; its report names the
 #: signal, so it is worth this wait.
 _REPORT_GRACE_S = 0.3

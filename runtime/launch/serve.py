@@ -27,6 +27,7 @@ from vcli.runtime.server.app import build_app
 from vcli.runtime.server.listen import url_of
 from vcli.runtime.server.metrics import ServerMetrics
 from vcli.topology import ExitStatus, plan_to_json
+from vcli.topology.names import API_SERVER
 
 if TYPE_CHECKING:
     from vcli.runtime.launch.gathering import Member
@@ -83,7 +84,7 @@ def serve_until_stopped(
         StartupError: something failed before ready (exit 5).
         EngineDeadError: a process died or failed while serving (exit 6).
     """
-    configure_logging("ApiServer", config.log_level)
+    configure_logging(API_SERVER, config.log_level)
     tokenizer = tokenizer or tokenizer_of(config.model)
     server = _Server(
         config,

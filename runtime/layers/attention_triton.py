@@ -16,6 +16,7 @@ from vcli.runtime.layers.kernels import (
     paged_prefill,
     plan_decode,
 )
+from vcli.runtime.layers.kernels.launch import next_power_of_2
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class TritonAttention:
             self._workspaces.append(
                 DecodeWorkspace(
                     # Without graphs batches grow bit by bit: not each has one of its own.
-                    1 << max(num_requests - 1, 0).bit_length(),
+                    next_power_of_2(max(num_requests, 1)),
                     self._num_heads,
                     self._num_kv_heads,
                     self._head_size,

@@ -33,7 +33,7 @@ def profile_step(runner: ModelRunner, config: EngineConfig) -> None:
 def warm_up(runner: ModelRunner, config: EngineConfig, device: torch.device) -> int:
     """A prompt and a decode step, sampled greedily and by chance; gives the prompt's tokens.
 
-    A device has other kernels for short prompts and for batches of decodes, and gets them as well.
+    A device has other kernels for short prompts, and gets one as well.
     """
     num_tokens = min(config.scheduler.max_num_batched_tokens, config.model.max_model_len)
     if device.type == "cpu":
@@ -43,14 +43,22 @@ def warm_up(runner: ModelRunner, config: EngineConfig, device: torch.device) -> 
         if logits_NV is not None:
             _sample_all_kinds(logits_NV)
     if device.type == "cuda":
-        most = min(config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens)
         runner.dummy_step([min(2, num_tokens)])
-        # The largest first: its workspace serves the others.
-        sizes = {min(size, most) for size in (*_DEVICE_BATCHES, most)}
-        for num_requests in sorted(sizes, reverse=True):
-            runner.dummy_step([1] * num_requests)
         torch.cuda.synchronize(device)
     return num_tokens
+
+
+def warm_up_batches(runner: ModelRunner, config: EngineConfig, device: torch.device) -> None:
+    """Batches of decodes on a device without graphs; capturing these would have run them."""
+    if device.type != "cuda":
+        return
+    most = config.scheduler.max_num_seqs
+    # The largest first: its workspace serves the others.
+    for num_requests in sorted(
+        {min(size, most) for size in (*_DEVICE_BATCHES, most)}, reverse=True
+    ):
+        runner.dummy_step([1] * num_requests)
+    torch.cuda.synchronize(device)
 
 
 def largest_query_lens(

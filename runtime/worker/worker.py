@@ -45,7 +45,7 @@ from vcli.runtime.worker.profile import Profile
 from vcli.runtime.worker.progress import ProgressLine
 from vcli.runtime.worker.replies import PendingResult
 from vcli.runtime.worker.runner_choice import make_runner
-from vcli.runtime.worker.warm_up import profile_step, warm_up
+from vcli.runtime.worker.warm_up import profile_step, warm_up, warm_up_batches
 from vcli.topology.errors import ConfigError, UnfitError, VcliError
 from vcli.topology.names import TITLE_PREFIX
 
@@ -186,6 +186,8 @@ class Worker:
         )
         if num_graphs:
             logger.info("%d graphs: %.2f s", num_graphs, time.monotonic() - started - seconds)
+        else:
+            warm_up_batches(runner, self.config, self.device)
 
     def execute_model(self, output: SchedulerOutput) -> ModelRunnerOutput | PendingResult | None:
         """Run one step; None on ranks that are not the output rank, and with defer_sampling.

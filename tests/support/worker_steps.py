@@ -190,3 +190,16 @@ class StepDriver:
 
 def kv_config(num_blocks=256) -> KVCacheConfig:
     return KVCacheConfig(num_blocks=num_blocks, block_size=BLOCK_SIZE)
+
+
+def generate(executor) -> list[int]:
+    """Eight tokens behind a prompt of four, greedily."""
+    driver = StepDriver(executor.execute_model)
+    sequence = driver.add([5, 6, 7, 8], max_tokens=8)
+    driver.run()
+    return sequence.generated
+
+
+def kv_bytes(worker) -> int:
+    """Bytes of a worker's KV cache; to be called by RPC."""
+    return sum(layer.kv_cache.nbytes for layer in worker._runner._layers)

@@ -1,5 +1,6 @@
 """Results that are still on their way from a device do not hold up the next call."""
 
+import os
 import queue
 import time
 from collections.abc import Iterator
@@ -118,12 +119,16 @@ def test_title_of_a_worker_that_takes_calls_says_no_longer_that_it_starts(
     assert title == b"vcli::Worker"
 
 
-def test_title_says_that_a_worker_starts() -> None:
+def test_title_says_that_a_worker_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    monkeypatch.setenv("TEST_GATE", str(gate))
     seen: list[bytes] = []
 
     def on_message(message: object) -> None:
-        if getattr(message, "state", "") == "weights":
+        if getattr(message, "state", "") == "weights" and not seen:
             seen.append(Path(f"/proc/{message.pid}/cmdline").read_bytes().rstrip(b"\0"))
+            gate.write_text("")
 
     executor = MultiprocExecutor(
         fake_config(1),
@@ -141,4 +146,4 @@ class AsksWhileLoading(DeviceFakeWorker):
 
     def load_model(self) -> None:
         self._report("weights", 0.0, "")
-        time.sleep(0.3)
+        Path(os.environ["TEST_GATE"]).read_text()

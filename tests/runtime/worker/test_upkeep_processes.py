@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.tiny_model import tiny_checkpoint, write_checkpoint
-from tests.support.worker_steps import StepDriver, engine_config, kv_config
+from tests.support.worker_steps import engine_config, generate, kv_bytes, kv_config
 from vcli.runtime.errors import WorkerError
-from vcli.runtime.executor.base import Executor
 from vcli.runtime.executor.multiproc import MultiprocExecutor
 from vcli.runtime.executor.uniproc import UniProcExecutor
 from vcli.topology.config import ParallelConfig
@@ -32,13 +31,6 @@ def executor() -> Iterator[MultiprocExecutor]:
         executor.shutdown()
 
 
-def generate(executor: Executor) -> list[int]:
-    driver = StepDriver(executor.execute_model)
-    sequence = driver.add([5, 6, 7, 8], max_tokens=8)
-    driver.run()
-    return sequence.generated
-
-
 def tokens_of_one_rank(folder: Path) -> list[int]:
     """What one rank alone generates from the checkpoint in `folder`."""
     alone = UniProcExecutor(engine_config(folder), on_message=lambda _: None)
@@ -48,10 +40,6 @@ def tokens_of_one_rank(folder: Path) -> list[int]:
         return generate(alone)
     finally:
         alone.shutdown()
-
-
-def kv_bytes(worker) -> int:
-    return sum(layer.kv_cache.nbytes for layer in worker._runner._layers)
 
 
 def test_both_ranks_sleep_and_wake_up_and_the_tokens_stay(executor: MultiprocExecutor) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.tiny_model import tiny_checkpoint, write_checkpoint
-from tests.support.worker_steps import StepDriver, engine_config, kv_config
+from tests.support.worker_steps import engine_config, generate, kv_bytes, kv_config
 from vcli.runtime.errors import WorkerError
 from vcli.runtime.executor.uniproc import UniProcExecutor
 
@@ -20,17 +20,6 @@ def executor(request: pytest.FixtureRequest) -> Iterator[UniProcExecutor]:
     executor.initialize_from_config(kv_config())
     yield executor
     executor.shutdown()
-
-
-def generate(executor: UniProcExecutor) -> list[int]:
-    driver = StepDriver(executor.execute_model)
-    sequence = driver.add([5, 6, 7, 8], max_tokens=8)
-    driver.run()
-    return sequence.generated
-
-
-def kv_bytes(worker) -> int:
-    return sum(layer.kv_cache.nbytes for layer in worker._runner._layers)
 
 
 def test_sleep_frees_the_kv_cache_and_wake_up_gives_it_back(executor: UniProcExecutor) -> None:
