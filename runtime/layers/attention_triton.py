@@ -16,6 +16,7 @@ from vcli.runtime.layers.kernels import (
     paged_prefill,
     plan_decode,
 )
+from vcli.runtime.layers.kernels.decode_check import decodes_by_pages
 from vcli.runtime.layers.kernels.launch import next_power_of_2
 
 
@@ -41,10 +42,13 @@ class TritonAttention:
     has_graphs = True
     has_host_plan = False
 
-    def __init__(self, *, num_heads: int, num_kv_heads: int, head_size: int) -> None:
+    def __init__(
+        self, *, num_heads: int, num_kv_heads: int, head_size: int, dtype: torch.dtype
+    ) -> None:
         self._num_heads = num_heads
         self._num_kv_heads = num_kv_heads
         self._head_size = head_size
+        self._dtype = dtype
         # All of them: graphs point into those they were captured with.
         self._workspaces: list[DecodeWorkspace] = []
 
@@ -60,7 +64,7 @@ class TritonAttention:
             rows,
             alone,
             sum(metadata.query_lens_cpu[: alone.start]),
-            self._workspace(len(alone), device).plan(len(alone)),
+            self._workspace(len(alone), metadata.block_size, device).plan(len(alone)),
         )
 
     def begin(self, plan: TritonPlan) -> None:
@@ -104,7 +108,9 @@ class TritonAttention:
     def update_plan(self, plan: TritonPlan, seq_lens: IntArray, block_tables: IntArray) -> None:
         """Nothing to do."""
 
-    def _workspace(self, num_requests: int, device: torch.device) -> DecodeWorkspace:
+    def _workspace(
+        self, num_requests: int, block_size: int, device: torch.device
+    ) -> DecodeWorkspace:
         if not self._workspaces or num_requests > self._workspaces[-1].max_num_seqs:
             self._workspaces.append(
                 DecodeWorkspace(
@@ -114,6 +120,13 @@ class TritonAttention:
                     self._num_kv_heads,
                     self._head_size,
                     device,
+                    by_pages=decodes_by_pages(
+                        self._num_heads // self._num_kv_heads,
+                        self._head_size,
+                        block_size,
+                        self._dtype,
+                        device,
+                    ),
                 )
             )
         return self._workspaces[-1]

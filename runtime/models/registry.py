@@ -39,7 +39,10 @@ def make_attention(
         from vcli.runtime.layers.attention_triton import TritonAttention
 
         return TritonAttention(
-            num_heads=heads.query.size, num_kv_heads=heads.kv.size, head_size=spec.head_size
+            num_heads=heads.query.size,
+            num_kv_heads=heads.kv.size,
+            head_size=spec.head_size,
+            dtype=dtype,
         )
     if name == "flashinfer":
         from vcli.runtime.layers.attention_flashinfer import FlashInferAttention

@@ -206,6 +206,11 @@ def paged_decode(
     assert output_RHE.is_contiguous()
     if not num_requests:
         return output_RHE
+    if tuning.by_pages and kv_cache.is_contiguous():
+        from vcli.runtime.layers.kernels.decode_hopper import paged_decode_hopper
+
+        paged_decode_hopper(query_RHE, kv_cache, block_tables, plan, scale, output_RHE)
+        return output_RHE
     padded_group = next_power_of_2(group)
     merged = tuning.num_warps * 1024 // (padded_group * head_size)
     _decode_kernel[(num_kv_heads, plan.num_items)](

@@ -41,6 +41,8 @@ class DecodeTuning:
     num_programs: int = 1056
     prefetches: bool = True
     """Whether the first tile is fetched while the kernel before it ends."""
+    by_pages: bool = False
+    """Whether `decode_hopper` attends, where it can; its tiles and warps are always the same."""
 
     def num_wanted(self, num_kv_heads: int) -> int:
         """Items that all contexts together are cut into, but for rounding up."""
@@ -50,16 +52,26 @@ class DecodeTuning:
 #: By the most pairs of a request and a kv head that they are for; measured on H200 within layers
 #: with heads of 128. The last leaves contexts of one length whole where a program for each kv head
 #: fills its 132 multiprocessors, else cuts them in two: never more programs than run at once.
+FEW_PAIRS = 16
 TUNINGS = (
-    (16, DecodeTuning(tile=128, num_warps=4, num_stages=3, num_programs=1056)),
+    (FEW_PAIRS, DecodeTuning(tile=128, num_warps=4, num_stages=3, num_programs=1056)),
     (128, DecodeTuning(tile=32, num_warps=1, num_stages=4, num_programs=1056)),
 )
 MOST_TUNING = DecodeTuning(tile=64, num_warps=4, num_stages=3, num_programs=192)
+#: For `decode_hopper`: a program for each multiprocessor, two where there are the fewest contexts.
+FEW_PAGES_TUNING = DecodeTuning(tile=64, num_stages=3, num_programs=264, by_pages=True)
+PAGES_TUNING = replace(FEW_PAGES_TUNING, num_programs=132)
 
 
-def tuning_for(num_requests: int, num_kv_heads: int, head_size: int) -> DecodeTuning:
+def tuning_for(
+    num_requests: int, num_kv_heads: int, head_size: int, *, by_pages: bool = False
+) -> DecodeTuning:
     """The fastest known for so many contexts."""
     num_pairs = num_requests * num_kv_heads
+    if by_pages:
+        tuning = FEW_PAGES_TUNING if num_pairs <= FEW_PAIRS else PAGES_TUNING
+        # Twice the head is twice the tile, and 3 of those do not fit into shared memory twice.
+        return tuning if head_size <= TUNED_HEAD_SIZE else replace(tuning, num_stages=2)
     tuning = next((tuning for most, tuning in TUNINGS if num_pairs <= most), MOST_TUNING)
     if head_size <= TUNED_HEAD_SIZE:
         return tuning
@@ -77,12 +89,15 @@ class DecodeWorkspace:
         head_size: int,
         device: torch.device | str,
         tuning: DecodeTuning | None = None,
+        *,
+        by_pages: bool = False,
     ) -> None:
-        """Without `tuning` each number of requests has its own."""
+        """Without `tuning` each number of requests has its own, for `decode_hopper` `by_pages`."""
         self.max_num_seqs = max_num_seqs
         self._num_kv_heads = num_kv_heads
         self._head_size = head_size
         self._tuning = tuning
+        self._by_pages = by_pages
         most_items = max(self.num_items(count) for count in range(1, max_num_seqs + 1))
         self.work = torch.empty(NUM_FIELDS * most_items, dtype=torch.int32, device=device)
         self.partial = torch.empty(most_items * num_heads * head_size, device=device)
@@ -92,7 +107,9 @@ class DecodeWorkspace:
 
     def tuning(self, num_requests: int) -> DecodeTuning:
         """What a step of so many requests uses."""
-        return self._tuning or tuning_for(num_requests, self._num_kv_heads, self._head_size)
+        return self._tuning or tuning_for(
+            num_requests, self._num_kv_heads, self._head_size, by_pages=self._by_pages
+        )
 
     def num_items(self, num_requests: int) -> int:
         """Most items of a step of so many requests: each may have one that is not full."""

@@ -175,7 +175,7 @@ def test_decodes_among_chunks_are_attended_to_with_them(chunks, alone):
     starts = [0, *itertools.accumulate(counts)]
     paged = PagedCache(lens, 2, 64)
     query = randn(starts[-1], 8, 64)
-    backend = TritonAttention(num_heads=8, num_kv_heads=2, head_size=64)
+    backend = TritonAttention(num_heads=8, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
     plan = backend.plan(
         ForwardMetadata(
             num_tokens=starts[-1],
