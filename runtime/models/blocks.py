@@ -84,8 +84,10 @@ class DecoderAttention(nn.Module):
             spec.head_size**-0.5,
         )
 
-    def forward(self, x_TD: torch.Tensor, step: LayerStep) -> torch.Tensor | PartialSum:
-        """(T, D): this rank's part of the sum over the group."""
+    def forward(
+        self, x_TD: torch.Tensor, step: LayerStep, rows_N: torch.Tensor | None = None
+    ) -> torch.Tensor | PartialSum:
+        """(T, D), or (N, D) of tokens `rows_N`: this rank's part of the sum over the group."""
         num_heads, num_kv_heads = self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads
         heads_TNE = self.qkv_proj(x_TD).view(-1, num_heads + 2 * num_kv_heads, self.head_size)
         if step.rope is not None and self.ops.rope_and_cache is not None:
@@ -95,7 +97,10 @@ class DecoderAttention(nn.Module):
             output_THE = self.attention.attend(query_THE, step.attention)
         else:
             output_THE = self._attend_in_parts(heads_TNE, step)
-        output: torch.Tensor | PartialSum = self.o_proj(output_THE.flatten(1))
+        attended = output_THE.flatten(1)
+        if rows_N is not None:
+            attended = attended.index_select(0, rows_N)
+        output: torch.Tensor | PartialSum = self.o_proj(attended)
         return output
 
     def _attend_in_parts(self, heads_TNE: torch.Tensor, step: LayerStep) -> torch.Tensor:
@@ -181,11 +186,21 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = make_norm(spec, place, spec.hidden_size)
 
     def forward(
-        self, x_TD: torch.Tensor | PartialSum, residual_TD: torch.Tensor | None, step: LayerStep
+        self,
+        x_TD: torch.Tensor | PartialSum,
+        residual_TD: torch.Tensor | None,
+        step: LayerStep,
+        rows_N: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor | PartialSum, torch.Tensor]:
-        """The output of the MLP, not yet added, and the residual it belongs to."""
+        """The output of the MLP, not yet added, and the residual it belongs to.
+
+        Those of tokens `rows_N` (int64) alone where given: keys and values are written for all,
+        and of the last layer nothing else is used.
+        """
         normed_TD, residual_TD = self.input_layernorm.add_and_norm(x_TD, residual_TD)
-        x_TD = self.self_attn(normed_TD, step)
+        x_TD = self.self_attn(normed_TD, step, rows_N)
+        if rows_N is not None:
+            residual_TD = residual_TD.index_select(0, rows_N)
         normed_TD, residual_TD = self.post_attention_layernorm.add_and_norm(x_TD, residual_TD)
         return self.mlp(normed_TD), residual_TD
 

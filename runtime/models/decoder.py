@@ -83,10 +83,13 @@ class CausalLM(nn.Module):
         positions_T: torch.Tensor,
         attention: AttentionStep,
         intermediate: Mapping[str, torch.Tensor] | None = None,
+        rows_N: torch.Tensor | None = None,
     ) -> torch.Tensor | dict[str, torch.Tensor]:
         """Hidden states (T, D) from the last stage; what the next stage needs from the others.
 
-        `intermediate` is what the previous stage gave; the first stage has none.
+        `intermediate` is what the previous stage gave; the first stage has none. With `rows_N`
+        (int64, at least one) the last stage gives those of these tokens alone, (N, D), and spares
+        the others most of its last layer.
         """
         x_TD: torch.Tensor | PartialSum
         residual_TD: torch.Tensor | None
@@ -98,8 +101,10 @@ class CausalLM(nn.Module):
             )
             x_TD, residual_TD = intermediate["hidden"], intermediate["residual"]
         step = self._layer_step(positions_T, attention)
-        for layer in self.layers:
-            x_TD, residual_TD = layer(x_TD, residual_TD, step)
+        last = len(self.layers) - 1 if self.norm is not None else None
+        for index, layer in enumerate(self.layers):
+            rows = rows_N if index == last else None
+            x_TD, residual_TD = layer(x_TD, residual_TD, step, rows)
         if self.norm is None:
             assert residual_TD is not None, "a pipeline stage has at least one layer"
             return {"hidden": total(x_TD), "residual": residual_TD}

@@ -186,10 +186,8 @@ class DeviceModelRunner(ModelRunner):
             last_tokens = inputs.query_start_loc[1:] - 1
             tensors = inputs.to_device(self._device)
             self._insert_own_tokens(on_device, step, tensors, last_tokens)
-            hidden = self._run_layers(tensors)
-            chosen = last_tokens[step.samples].astype(np.int64)
-            if hidden is not None and len(chosen):
-                hidden = hidden.index_select(0, to_tensor(chosen, self._device))
+            hidden = self._run_layers(tensors, last_tokens[step.samples])
+            if hidden is not None:
                 logits = self.model.compute_local_logits(hidden)
         return _LocalLogits(step=step, logits_NV=logits, keeps_samples=output.keeps_samples)
 

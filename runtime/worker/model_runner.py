@@ -225,26 +225,26 @@ class ModelRunner:
 
     def _forward(self, inputs: StepInputs, last_tokens: IntArray) -> torch.Tensor | None:
         """Logits of `last_tokens` on the last stage; None on others, and when there are none."""
-        hidden = self._run_layers(inputs.to_device(self._device))
-        if hidden is None or not len(last_tokens):
-            return None
-        hidden_ND = hidden[to_tensor(last_tokens.astype(np.int64), self._device)]
-        return self.model.compute_logits(hidden_ND)
+        hidden_ND = self._run_layers(inputs.to_device(self._device), last_tokens)
+        return None if hidden_ND is None else self.model.compute_logits(hidden_ND)
 
-    def _run_layers(self, inputs: DeviceInputs) -> torch.Tensor | None:
-        """Hidden states (T, D) on the last stage; None on others, which hand theirs on."""
+    def _run_layers(self, inputs: DeviceInputs, tokens: IntArray) -> torch.Tensor | None:
+        """Hidden states (N, D) of `tokens` on the last stage, if any; others hand theirs on."""
         # Before the tensors of the stage before: kernels that overlap may not follow it at once.
         attention = AttentionStep.planned(self.model.attention_backend, inputs.metadata)
         received = None
         if not self._pp.is_first:
             buffers = self.model.empty_intermediate(inputs.metadata.num_tokens)
             received = recv_tensors(buffers, self._pp)
-        hidden = self.model(inputs.input_ids_T, inputs.positions_T, attention, received)
+        rows_N = None
+        if 0 < len(tokens) < inputs.metadata.num_tokens:
+            rows_N = to_tensor(tokens.astype(np.int64), self._device)
+        hidden = self.model(inputs.input_ids_T, inputs.positions_T, attention, received, rows_N)
         if isinstance(hidden, dict):
             send_tensors(hidden, self._pp)
             return None
         assert isinstance(hidden, torch.Tensor)
-        return hidden
+        return hidden if len(tokens) else None
 
     def _finish(self, sampling: SampledStep) -> ModelRunnerOutput | PendingResult | None:
         step = sampling.step

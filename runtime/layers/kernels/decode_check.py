@@ -86,11 +86,14 @@ def _error(
     output = paged_decode(query.to(device), cache.to(device), tables.to(device), plan, scale)
     expected = torch.stack(
         [
-            _attention(query[request], *contexts[:, request, :length], scale)
+            _attention(
+                query[request], contexts[0, request, :length], contexts[1, request, :length], scale
+            )
             for request, length in enumerate(SEQ_LENS)
         ]
     )
-    return ((output.cpu().float() - expected).norm() / expected.norm()).item()
+    difference = output.cpu().float() - expected
+    return float(difference.norm() / expected.norm())
 
 
 def _attention(

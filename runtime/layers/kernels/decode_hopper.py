@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-# ruff: noqa: ANN001, ANN202, PLR0917
+# ruff: noqa: ANN001, ANN202, PLR0915, PLR0917, RUF005, SIM102
 """Decode attention for Hopper GPUs: as `decode_attention`, at the speed of a copy of the context.
 
 One warp has the tensor memory accelerator bring whole pages of keys and values, and waits for the
@@ -14,7 +14,6 @@ manual, chapters 9.7.15 and 9.7.13.
 import math
 
 import torch
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (

@@ -104,6 +104,25 @@ def test_prefills_and_decodes_in_one_batch_do_not_see_each_other():
         assert_close(logits, torch.cat(wanted))
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_that_nobody_samples_are_left_out_of_the_last_layer_but_stay_in_its_cache(family):
+    folder = tiny_checkpoint(family)
+    model, session = load_model(folder), PagedSession()
+    session.bind(model)
+    widths = []
+    model.layers[-1].mlp.register_forward_pre_hook(lambda _, args: widths.append(len(args[0])))
+    hidden = []
+    for start, rows in ((0, [8]), (9, [0, 5, 6])):
+        count = rows[-1] + 1
+        positions, metadata = session.step({0: count})
+        attention = AttentionStep.planned(model.attention_backend, metadata)
+        batch = TOKEN_IDS[start : start + count]
+        hidden.append(model(batch, positions, attention, rows_N=torch.tensor(rows)))
+    assert widths == [1, 3]
+    expected = reference_logits(folder)[[8, 9, 14, 15]]
+    assert_close(model.compute_logits(torch.cat(hidden)), expected)
+
+
 def tensor_parallel_logits(folder, tp_size, chunk_sizes):
     def rank_function(group):
         def run():
