@@ -16,7 +16,11 @@ from vcli.runtime.layers.kernels import (
     paged_prefill,
     plan_decode,
 )
-from vcli.runtime.layers.kernels.decode_check import decodes_by_pages
+from vcli.runtime.layers.kernels.hopper_check import (
+    AttentionSizes,
+    decodes_by_pages,
+    prefills_by_pages,
+)
 from vcli.runtime.layers.kernels.launch import next_power_of_2
 
 
@@ -33,6 +37,8 @@ class TritonPlan:
     alone: range
     first_token: int
     decodes: DecodePlan
+    by_pages: bool
+    """Whether chunks are attended to by the kernel for Hopper."""
 
 
 class TritonAttention:
@@ -59,12 +65,20 @@ class TritonAttention:
         if rows is None:
             rows = torch.arange(metadata.num_requests, dtype=torch.int32, device=device)
         alone = _longest_run_of_decodes(metadata)
+        sizes = AttentionSizes(
+            self._num_heads // self._num_kv_heads,
+            self._head_size,
+            metadata.block_size,
+            self._dtype,
+            device,
+        )
         return TritonPlan(
             metadata,
             rows,
             alone,
             sum(metadata.query_lens_cpu[: alone.start]),
-            self._workspace(len(alone), metadata.block_size, device).plan(len(alone)),
+            self._workspace(len(alone), sizes).plan(len(alone)),
+            prefills_by_pages(sizes),
         )
 
     def begin(self, plan: TritonPlan) -> None:
@@ -98,6 +112,7 @@ class TritonAttention:
             scale,
             out=output_THE,
             skipped=plan.alone,
+            by_pages=plan.by_pages,
         )
         return output_THE
 
@@ -108,9 +123,7 @@ class TritonAttention:
     def update_plan(self, plan: TritonPlan, seq_lens: IntArray, block_tables: IntArray) -> None:
         """Nothing to do."""
 
-    def _workspace(
-        self, num_requests: int, block_size: int, device: torch.device
-    ) -> DecodeWorkspace:
+    def _workspace(self, num_requests: int, sizes: AttentionSizes) -> DecodeWorkspace:
         if not self._workspaces or num_requests > self._workspaces[-1].max_num_seqs:
             self._workspaces.append(
                 DecodeWorkspace(
@@ -119,14 +132,8 @@ class TritonAttention:
                     self._num_heads,
                     self._num_kv_heads,
                     self._head_size,
-                    device,
-                    by_pages=decodes_by_pages(
-                        self._num_heads // self._num_kv_heads,
-                        self._head_size,
-                        block_size,
-                        self._dtype,
-                        device,
-                    ),
+                    sizes.device,
+                    by_pages=decodes_by_pages(sizes),
                 )
             )
         return self._workspaces[-1]

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-# ruff: noqa: ANN001, ANN202, PLR0915, PLR0917, RUF005, SIM102
+# ruff: noqa: ANN001, ANN202, PLR0915, PLR0917
 """Decode attention for Hopper GPUs: as `decode_attention`, at the speed of a copy of the context.
 
 One warp has the tensor memory accelerator bring whole pages of keys and values, and waits for the
@@ -19,25 +19,27 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from vcli.runtime.layers.kernels.decode_plan import COUNT, END, FIRST, ROW, START, DecodePlan
 from vcli.runtime.layers.kernels.launch import next_power_of_2, pdl_options
+from vcli.runtime.layers.kernels.page_fetch import (
+    CHUNK,
+    DESCRIPTORS,
+    FETCH_REGISTERS,
+    fetch_pages,
+    forget_unwritten,
+    page_pieces,
+)
 
 #: Tokens of a tile: the rows of one `wgmma`.
 TILE = 64
-#: Elements of a row of shared memory: 128 bytes, over which addresses are swizzled.
-CHUNK = 64
 NUM_WARPS = 4
 #: Of a thread, so that two programs share a multiprocessor.
 REGISTERS = 96
-#: Of the warp that fetches; the others get what it leaves.
-FETCH_REGISTERS = 24
 #: Columns of the smallest `wgmma`, and most that leave registers for the sums.
 MIN_ROWS, MAX_ROWS = 8, 32
 HEAD_SIZES = (64, 128, 256)
@@ -54,44 +56,6 @@ def can_decode(group: int, head_size: int, block_size: int) -> bool:
         and block_size % 8 == 0
         and TILE % block_size == 0
     )
-
-
-@gluon.jit
-def _fetch(
-    cache, keys, values, full, empty, table, start, end, column, value_rows,
-    CHUNK: gl.constexpr, TILE: gl.constexpr, S: gl.constexpr, E: gl.constexpr,
-    STAGES: gl.constexpr, PDL: gl.constexpr,
-):  # fmt: skip
-    """The warp that fetches. `keys` and `values` are pages of a chunk: (S, CHUNK) each."""
-    NUM_PAGES: gl.constexpr = TILE // S
-    stage = 0
-    phase = 1
-    for first in range(start, end, TILE):
-        blocks = ()
-        for page in gl.static_range(NUM_PAGES):
-            inside = first + page * S < end
-            blocks = blocks + (gl.load(table + first // S + page, mask=inside, other=0),)
-        if PDL:
-            # The kernel before this one writes the last token of the context, and no other.
-            if first + TILE >= end:
-                gdc_wait()
-        mbarrier.wait(empty.index(stage), phase)
-        bar = full.index(stage)
-        mbarrier.expect(bar, 2 * 2 * TILE * E)
-        for page in gl.static_range(NUM_PAGES):
-            # What lies outside the cache is filled with zeros, and counts as fetched.
-            row = gl.where(first + page * S < end, blocks[page] * S, -S - value_rows)
-            for chunk in gl.static_range(E // CHUNK):
-                place = (stage * (E // CHUNK) + chunk) * NUM_PAGES + page
-                at = column + chunk * CHUNK
-                tma.async_copy_global_to_shared(cache, [row, at], bar, keys.index(place))
-                tma.async_copy_global_to_shared(
-                    cache, [row + value_rows, at], bar, values.index(place)
-                )
-        stage += 1
-        if stage == STAGES:
-            stage = 0
-            phase ^= 1
 
 
 @gluon.jit
@@ -177,11 +141,7 @@ def _attend(
         total = total * old_weight[None, :] + weight
         weights.permute((1, 0)).store(weight.to(dtype))
         if first + TILE > end:
-            # Slots that this request never wrote may hold NaN, which a weight of 0 would not
-            # take away.
-            slot = gl.arange(0, TILE, gl.SliceLayout(1, wide))
-            tile = values.index(stage)
-            tile.store(gl.where((first + slot < end)[:, None], tile.load(wide), 0.0))
+            forget_unwritten(values.index(stage), first, end, wide, TILE)
         fence_async_shared()
         gl.thread_barrier()
         summed = warpgroup_mma(
@@ -261,10 +221,8 @@ def _hopper_kernel(
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=1)
     fence_async_shared()
-    # A tile stands chunk by chunk in memory, so the rows of a page within a chunk are one piece.
-    NUM_PIECES: gl.constexpr = STAGES * (E // CHUNK) * (TILE // S)
-    key_pages = keys._reinterpret(dtype, [NUM_PIECES, S, CHUNK], swizzled)
-    value_pages = values._reinterpret(dtype, [NUM_PIECES, S, CHUNK], swizzled)
+    key_pieces = page_pieces(keys, S, CHUNK)
+    value_pieces = page_pieces(values, S, CHUNK)
     table = block_tables + row.to(gl.int64) * table_stride
     group = (request * num_kv_heads + kv_head).to(gl.int64)
     gl.warp_specialize(
@@ -274,22 +232,14 @@ def _hopper_kernel(
                 tickets, log2_scale, item, start, end, first_item, count, group, num_kv_heads,
                 kv_head, G, ROWS, GROUP, E, TILE, STAGES, MERGED, PDL, num_warps,
             )),
-            (_fetch, (
-                cache, key_pages, value_pages, full, empty, table, start, end, kv_head * E,
+            (fetch_pages, (
+                cache, key_pieces, value_pieces, full, empty, table, start, end, end, kv_head * E,
                 value_rows, CHUNK, TILE, S, E, STAGES, PDL,
             )),
         ],
         [1],
         [FETCH_REGISTERS],
     )  # fmt: skip
-
-
-def _pages_of(kv_cache: torch.Tensor) -> TensorDescriptor:
-    """Rows are the tokens of the keys, then those of the values; columns all heads of a token."""
-    block_size = kv_cache.shape[2]
-    rows = kv_cache.flatten(3).flatten(0, 2)
-    layout = gl.NVMMASharedLayout(2 * CHUNK, 16, 2)
-    return TensorDescriptor.from_tensor(rows, [block_size, CHUNK], layout)
 
 
 def paged_decode_hopper(
@@ -306,7 +256,7 @@ def paged_decode_hopper(
     padded_group = next_power_of_2(group)
     merged = MERGED_VALUES * 32 * NUM_WARPS // (max(padded_group, NUM_WARPS) * max(head_size, 128))
     _hopper_kernel[(num_kv_heads, plan.num_items)](
-        _pages_of(kv_cache), query_RHE, block_tables, plan.work, output_RHE,
+        DESCRIPTORS.of(kv_cache), query_RHE, block_tables, plan.work, output_RHE,
         plan.workspace.partial, plan.workspace.partial_lse, plan.workspace.tickets,
         scale / math.log(2.0), plan.num_items, block_tables.stride(0),
         kv_cache.shape[1] * kv_cache.shape[2],

@@ -139,12 +139,14 @@ def paged_prefill(
     out: torch.Tensor | None = None,
     skipped: range = range(0),
     tuning: PrefillTuning | None = None,
+    by_pages: bool = False,
 ) -> torch.Tensor:
     """(T, H, E), in `out` where one is given; rows of other tokens are left as they are.
 
     Request i has query tokens [`query_start_loc[i]`, `query_start_loc[i + 1]`), the last of its
     `seq_lens_R[i]` context tokens, and row `rows_R[i]` of `block_tables`. All are int32.
-    Requests in `skipped` are left out.
+    Requests in `skipped` are left out. `by_pages`: by `prefill_hopper`, where the cache is
+    contiguous.
     """
     num_heads, head_size = query_THE.shape[1:]
     num_kv_heads, num_requests = kv_cache.shape[3], len(seq_lens_R)
@@ -155,6 +157,14 @@ def paged_prefill(
     output_THE = torch.empty_like(query_THE) if out is None else out
     assert output_THE.is_contiguous()
     if num_requests == len(skipped) or not max_query_len:
+        return output_THE
+    if by_pages and kv_cache.is_contiguous():
+        from vcli.runtime.layers.kernels.prefill_hopper import paged_prefill_hopper
+
+        paged_prefill_hopper(
+            query_THE, kv_cache, block_tables, rows_R, query_start_loc, seq_lens_R,
+            max_query_len, scale, output_THE, skipped,
+        )  # fmt: skip
         return output_THE
     num_rows = max_query_len * group
     tuning = tuning or choose_tuning(num_rows, head_size)
