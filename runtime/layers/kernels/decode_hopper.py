@@ -25,6 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from vcli.runtime.layers.kernels.decode_plan import COUNT, END, FIRST, ROW, START, DecodePlan
+from vcli.runtime.layers.kernels.gluon_names import thread_barrier
 from vcli.runtime.layers.kernels.launch import next_power_of_2, pdl_options
 from vcli.runtime.layers.kernels.page_fetch import (
     CHUNK,
@@ -114,7 +115,7 @@ def _attend(
     q = query + (group * G + row)[:, None] * E + column[None, :]
     queries.store(gl.load(q, mask=(row < G)[:, None], other=0.0))
     fence_async_shared()
-    gl.thread_barrier()
+    thread_barrier()
 
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[num_warps, 1], instr_shape=[16, ROWS, 16]
@@ -143,7 +144,7 @@ def _attend(
         if first + TILE > end:
             forget_unwritten(values.index(stage), first, end, wide, TILE)
         fence_async_shared()
-        gl.thread_barrier()
+        thread_barrier()
         summed = warpgroup_mma(
             values.index(stage).permute((1, 0)),
             weights.permute((1, 0)),
@@ -152,7 +153,7 @@ def _attend(
         )
         summed = warpgroup_mma_wait(0, deps=(summed,))
         highest = new_highest
-        gl.thread_barrier()
+        thread_barrier()
         mbarrier.arrive(empty.index(stage))
         stage += 1
         if stage == STAGES:
@@ -173,7 +174,7 @@ def _attend(
         gl.store(partial + own_row[None, :] * E + element, result, mask=is_head)
         gl.store(partial_lse + own_row, highest + gl.log2(divisor), mask=head < G)
         # All threads have stored before one of them releases the stores with the ticket.
-        gl.thread_barrier()
+        thread_barrier()
         ticket = gl.atomic_add(tickets + group, 1, sem="acq_rel", scope="gpu")
         if ticket == count - 1:
             gl.store(tickets + group, 0)

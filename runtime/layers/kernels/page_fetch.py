@@ -11,9 +11,11 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_wait
+
+from vcli.runtime.layers.kernels.gluon_names import load_tile, reinterpret
 
 #: Elements of a row of shared memory: 128 bytes, over which addresses are swizzled.
 CHUNK = 64
@@ -25,7 +27,7 @@ FETCH_REGISTERS = 24
 def page_pieces(tiles, S: gl.constexpr, CHUNK: gl.constexpr):
     """The pieces of `tiles` (stages, TILE, E) that pages fill: (S, CHUNK) each."""
     NUM_PIECES: gl.constexpr = tiles.shape[0] * (tiles.shape[2] // CHUNK) * (tiles.shape[1] // S)
-    return tiles._reinterpret(tiles.dtype, [NUM_PIECES, S, CHUNK], tiles.layout)
+    return reinterpret(tiles, [NUM_PIECES, S, CHUNK])
 
 
 @gluon.jit
@@ -60,10 +62,8 @@ def fetch_pages(
             for chunk in gl.static_range(E // CHUNK):
                 piece = (stage * (E // CHUNK) + chunk) * NUM_PAGES + page
                 at = column + chunk * CHUNK
-                tma.async_copy_global_to_shared(cache, [row, at], bar, keys.index(piece))
-                tma.async_copy_global_to_shared(
-                    cache, [row + value_rows, at], bar, values.index(piece)
-                )
+                load_tile(cache, [row, at], bar, keys.index(piece))
+                load_tile(cache, [row + value_rows, at], bar, values.index(piece))
         stage += 1
         if stage == STAGES:
             stage = 0

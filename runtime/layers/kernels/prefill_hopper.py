@@ -21,6 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from vcli.runtime.layers.kernels.gluon_names import thread_barrier
 from vcli.runtime.layers.kernels.launch import ceil_div, pdl_options
 from vcli.runtime.layers.kernels.page_fetch import (
     CHUNK,
@@ -63,7 +64,7 @@ def _attend(
     is_row = (own < num_rows)[:, None]
     queries.store(gl.load(query + place, mask=is_row, other=0.0))
     fence_async_shared()
-    gl.thread_barrier()
+    thread_barrier()
 
     scores: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[NUM_WARPS, 1], instr_shape=[16, TILE, 16]
@@ -103,12 +104,12 @@ def _attend(
             # Both groups do so, with the same result.
             forget_unwritten(values.index(stage), first, context_len, wide, TILE)
             fence_async_shared()
-            gl.thread_barrier()
+            thread_barrier()
         summed = warpgroup_mma(
             gl.convert_layout(weight.to(dtype), left), values.index(stage), summed, is_async=True
         )
         summed = warpgroup_mma_wait(0, deps=(summed,))
-        gl.thread_barrier()
+        thread_barrier()
         mbarrier.arrive(empty.index(stage))
         stage += 1
         if stage == STAGES:
