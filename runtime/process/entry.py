@@ -37,6 +37,7 @@ from vcli.runtime.process.child import ChildContext, StartFrame, Surroundings
 from vcli.runtime.process.control import receive_frame
 from vcli.runtime.process.environ import (
     OMP_NUM_THREADS,
+    PREFERS_CUBLASLT,
     bootstrap_environ,
     first_number,
     restore_environ,
@@ -88,6 +89,8 @@ def set_up_fork_server() -> None:
     """
     environ = restore_environ(os.environ)
     environ["OPENBLAS_NUM_THREADS"] = "1"
+    # Torch reads it when it is imported: here, for all children.
+    environ.setdefault(PREFERS_CUBLASLT, "1")
     _replace_environ(environ)
     # It holds descriptors of all children that are being started; they get their parent's limit.
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -60,6 +60,14 @@ def tell_place(context: ChildContext) -> None:
     time.sleep(60)
 
 
+def tell_library(context: ChildContext) -> None:
+    """Ready with the library that torch would multiply by on a GPU."""
+    import torch
+
+    context.ready(torch.backends.cuda.preferred_blas_library().name)
+    time.sleep(60)
+
+
 def use_cuda(context: ChildContext) -> None:
     """Ready with the sum of a product that a captured graph computes three times."""
     import torch

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from vcli.runtime.process.environ import (
-    NO_MULTICAST,
+    RANK_DEFAULTS,
     UNTOUCHABLE,
     bootstrap_environ,
     first_number,
@@ -54,7 +54,7 @@ def test_import_path_is_lent_for_the_start_only(base: dict[str, str]) -> None:
 
 def test_interface_of_gloo_is_a_default_that_the_user_overrides() -> None:
     additions = one_host_environ()
-    assert additions == {"GLOO_SOCKET_IFNAME": "lo", **NO_MULTICAST}
+    assert additions == {"GLOO_SOCKET_IFNAME": "lo", **RANK_DEFAULTS}
     assert worker_environ({}, additions=additions)["GLOO_SOCKET_IFNAME"] == "lo"
     mine = {"GLOO_SOCKET_IFNAME": "eth1"}
     assert worker_environ(mine, additions=additions)["GLOO_SOCKET_IFNAME"] == "eth1"
@@ -72,16 +72,16 @@ def test_interface_towards_other_nodes_is_a_default_that_the_user_overrides() ->
     assert additions == {
         "GLOO_SOCKET_IFNAME": "eth0",
         "NCCL_SOCKET_IFNAME": "eth0",
-        **NO_MULTICAST,
+        **RANK_DEFAULTS,
     }
     mine = {"NCCL_SOCKET_IFNAME": "ib0"}
     environ = worker_environ(mine, additions=additions)
     assert environ == {
         "GLOO_SOCKET_IFNAME": "eth0",
         "NCCL_SOCKET_IFNAME": "ib0",
-        **NO_MULTICAST,
+        **RANK_DEFAULTS,
     }
-    assert interface_environ("") == NO_MULTICAST
+    assert interface_environ("") == RANK_DEFAULTS
 
 
 def test_torch_makes_no_multicast_object_unless_the_user_says_so() -> None:

@@ -16,6 +16,7 @@ from vcli.runtime.errors import FailureReport, StartupError
 from vcli.runtime.exit_status import has_ended
 from vcli.runtime.messages import ChildMessage, ChildState
 from vcli.runtime.process.child import ChildSpec
+from vcli.runtime.process.environ import RANK_DEFAULTS
 from vcli.runtime.process.fork_client import StartCancelledError
 from vcli.runtime.process.fork_owner import ForkServer
 from vcli.runtime.process.group import ChildGroup
@@ -105,6 +106,28 @@ def test_child_has_the_set_up_of_a_spawned_one(
     }
     states = [message.state for message in group.messages if isinstance(message, ChildState)]
     assert states == ["spawned", "imported"]
+
+
+def test_a_rank_multiplies_by_cublaslt_forked_or_spawned_unless_the_user_says_otherwise(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCH_BLAS_PREFER_CUBLASLT", raising=False)
+    rank = fork_spec("tell_library", environ=RANK_DEFAULTS)
+    server = ForkServer.start(preload=("torch",))
+    try:
+        assert run(server, group, rank) == ["Cublaslt"]
+    finally:
+        group.shutdown(1.0, asked=False)
+        server.close()
+    for value, library in ((None, "Cublaslt"), ("0", "Cublas")):
+        if value is not None:
+            monkeypatch.setenv("TORCH_BLAS_PREFER_CUBLASLT", value)
+        spawned = Group()
+        spawned.start([rank])
+        try:
+            assert spawned.wait_ready(60) == [library]
+        finally:
+            spawned.shutdown(1.0, asked=False)
 
 
 def test_child_stands_where_its_parent_stands_now(
