@@ -80,17 +80,21 @@ def forget_unwritten(tile, first, end, wide: gl.constexpr, TILE: gl.constexpr):
     tile.store(gl.where((token < end)[:, None], tile.load(wide), 0.0))
 
 
-class _Descriptors:
+class Descriptors:
     """Made once for each cache, and forgotten with it: making one takes 10 us on the host."""
 
     def __init__(self) -> None:
         self._of = WeakTensorKeyDictionary()
 
+    def __len__(self) -> int:
+        return len(self._of)
+
     def of(self, kv_cache: torch.Tensor) -> TensorDescriptor:
         """Rows are the tokens of the keys, then those of the values; columns all their heads."""
         descriptor = self._of.get(kv_cache)
         if descriptor is None:
-            rows = kv_cache.flatten(3).flatten(0, 2)
+            # Detached: a view would keep the cache, and with it its own entry.
+            rows = kv_cache.flatten(3).flatten(0, 2).detach()
             layout = gl.NVMMASharedLayout(2 * CHUNK, 16, 2)
             block = [kv_cache.shape[2], CHUNK]
             descriptor = TensorDescriptor.from_tensor(rows, block, layout)
@@ -98,4 +102,4 @@ class _Descriptors:
         return descriptor
 
 
-DESCRIPTORS = _Descriptors()
+DESCRIPTORS = Descriptors()

@@ -1,5 +1,6 @@
 """The attention for Hopper GPUs against plain torch, and when it is used."""
 
+import gc
 import itertools
 import logging
 
@@ -139,6 +140,22 @@ def test_a_hopper_gpu_is_found_to_attend_by_pages(group, head_size, block_size):
         assert prefills_by_pages(sizes) == (head_size <= 128)
         if head_size <= 128:
             assert hopper_check._prefill_error(sizes) < 4e-3
+
+
+@pytest.mark.parametrize("is_inference", [False, True])
+def test_a_cache_is_described_once_and_not_kept(is_inference):
+    from vcli.runtime.layers.kernels.page_fetch import Descriptors
+
+    descriptors = Descriptors()
+    cache = torch.zeros(2, 3, 16, 2, 64, dtype=DTYPES[0], device=DEVICE)
+    with torch.inference_mode(is_inference):
+        assert descriptors.of(cache) is descriptors.of(cache)
+        other = descriptors.of(torch.zeros_like(cache))
+    assert list(other.shape) == [2 * 3 * 16, 2 * 64]
+    assert len(descriptors) == 1
+    del cache
+    gc.collect()
+    assert len(descriptors) == 0
 
 
 def sizes_on(device, group=4, head_size=128, block_size=16):
