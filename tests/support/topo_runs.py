@@ -10,6 +10,8 @@ from typing import Any
 from vcli.cli.environment import Environment
 from vcli.cli.main import main
 
+#: A machine as flags describe it.
+H200 = ["--gpus", "8", "--gpu", "h200", "--link", "400Gb"]
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"],
     "hidden_size": 4096,
@@ -102,3 +104,10 @@ def model_folder(folder: Path, config: Mapping[str, Any] = LLAMA_8B) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+def warning_ids(arguments: list[str]) -> list[str]:
+    """The warnings of a plan, by number."""
+    ran = run_topo([*arguments, "--json"])
+    assert ran.status == 0, ran.out
+    return [warning["id"] for warning in ran.document["warnings"]]
