@@ -33,6 +33,7 @@ from vcli.runtime.layers.kernels.page_fetch import (
     FETCH_REGISTERS,
     fetch_pages,
     forget_unwritten,
+    next_stage,
     page_pieces,
 )
 
@@ -99,66 +100,13 @@ def _merge_splits(
 
 
 @gluon.jit
-def _attend(
-    keys, values, queries, weights, full, empty, query, output, partial, partial_lse, tickets,
-    log2_scale, item, start, end, first_item, count, group, num_kv_heads, kv_head,
-    G: gl.constexpr, ROWS: gl.constexpr, GROUP: gl.constexpr, E: gl.constexpr, TILE: gl.constexpr,
-    STAGES: gl.constexpr, MERGED: gl.constexpr, PDL: gl.constexpr, num_warps: gl.constexpr,
+def _finish(
+    summed, total, highest, output, partial, partial_lse, tickets, item, first_item, count, group,
+    num_kv_heads, kv_head, head,
+    layout: gl.constexpr, G: gl.constexpr, GROUP: gl.constexpr, E: gl.constexpr, MERGED: gl.constexpr,
+    num_warps: gl.constexpr,
 ):  # fmt: skip
-    """The warps that multiply. Scores are (TILE, ROWS), the sum (E, ROWS)."""
-    dtype: gl.constexpr = keys.dtype
-    if PDL:
-        gdc_wait()
-    wide: gl.constexpr = gl.BlockedLayout([1, 8], [256 // E, E // 8], [num_warps, 1], [1, 0])
-    row = gl.arange(0, ROWS, gl.SliceLayout(1, wide))
-    column = gl.arange(0, E, gl.SliceLayout(0, wide))
-    q = query + (group * G + row)[:, None] * E + column[None, :]
-    queries.store(gl.load(q, mask=(row < G)[:, None], other=0.0))
-    fence_async_shared()
-    thread_barrier()
-
-    layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[num_warps, 1], instr_shape=[16, ROWS, 16]
-    )
-    head = gl.arange(0, ROWS, gl.SliceLayout(0, layout))
-    token = gl.arange(0, TILE, gl.SliceLayout(1, layout))
-    nothing = gl.zeros([TILE, ROWS], gl.float32, layout)
-    highest = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(0, layout))
-    total = gl.zeros([TILE, ROWS], gl.float32, layout)
-    summed = gl.zeros([E, ROWS], gl.float32, layout)
-    stage = 0
-    phase = 0
-    for first in range(start, end, TILE):
-        mbarrier.wait(full.index(stage), phase)
-        score = warpgroup_mma(
-            keys.index(stage), queries.permute((1, 0)), nothing, use_acc=False, is_async=True
-        )
-        score = warpgroup_mma_wait(0, deps=(score,))
-        is_context = (first + token < end)[:, None]
-        score = gl.where(is_context, score * log2_scale, float("-inf"))
-        new_highest = gl.maximum(highest, gl.max(score, axis=0))
-        weight = gl.exp2(score - new_highest[None, :])
-        old_weight = gl.exp2(highest - new_highest)
-        total = total * old_weight[None, :] + weight
-        weights.permute((1, 0)).store(weight.to(dtype))
-        if first + TILE > end:
-            forget_unwritten(values.index(stage), first, end, wide, TILE)
-        fence_async_shared()
-        thread_barrier()
-        summed = warpgroup_mma(
-            values.index(stage).permute((1, 0)),
-            weights.permute((1, 0)),
-            summed * old_weight[None, :],
-            is_async=True,
-        )
-        summed = warpgroup_mma_wait(0, deps=(summed,))
-        highest = new_highest
-        thread_barrier()
-        mbarrier.arrive(empty.index(stage))
-        stage += 1
-        if stage == STAGES:
-            stage = 0
-            phase ^= 1
+    """Stores the result of a whole context, or of a split, which the last split merges."""
     # Without tokens nothing is summed, and the output of padding becomes zero.
     divisor = gl.sum(total, axis=0)
     divisor = gl.where(divisor == 0.0, 1.0, divisor)
@@ -182,6 +130,66 @@ def _attend(
                 partial + first_row * E, partial_lse + first_row, output + group * G * E,
                 count, num_kv_heads * G, G, GROUP, E, MERGED, num_warps,
             )  # fmt: skip
+
+
+@gluon.jit
+def _attend(
+    keys, values, queries, weights, full, empty, query, output, partial, partial_lse, tickets,
+    log2_scale, item, start, end, first_item, count, group, num_kv_heads, kv_head,
+    G: gl.constexpr, ROWS: gl.constexpr, GROUP: gl.constexpr, E: gl.constexpr, TILE: gl.constexpr,
+    STAGES: gl.constexpr, MERGED: gl.constexpr, PDL: gl.constexpr, num_warps: gl.constexpr,
+):  # fmt: skip
+    """The warps that multiply. Scores are (TILE, ROWS), the sum (E, ROWS)."""
+    dtype: gl.constexpr = keys.dtype
+    if PDL:
+        gdc_wait()
+    wide: gl.constexpr = gl.BlockedLayout([1, 8], [256 // E, E // 8], [num_warps, 1], [1, 0])
+    row = gl.arange(0, ROWS, gl.SliceLayout(1, wide))
+    column = gl.arange(0, E, gl.SliceLayout(0, wide))
+    place = (group * G + row)[:, None] * E + column[None, :]
+    queries.store(gl.load(query + place, mask=(row < G)[:, None], other=0.0))
+    fence_async_shared()
+    thread_barrier()
+
+    layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[num_warps, 1], instr_shape=[16, ROWS, 16]
+    )
+    head = gl.arange(0, ROWS, gl.SliceLayout(0, layout))
+    token = gl.arange(0, TILE, gl.SliceLayout(1, layout))
+    nothing = gl.zeros([TILE, ROWS], gl.float32, layout)
+    highest = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(0, layout))
+    total = gl.zeros([TILE, ROWS], gl.float32, layout)
+    summed = gl.zeros([E, ROWS], gl.float32, layout)
+    stage, phase = 0, 0
+    for first in range(start, end, TILE):
+        mbarrier.wait(full.index(stage), phase)
+        score = warpgroup_mma(
+            keys.index(stage), queries.permute((1, 0)), nothing, use_acc=False, is_async=True
+        )
+        score = warpgroup_mma_wait(0, deps=(score,))
+        is_context = (first + token < end)[:, None]
+        score = gl.where(is_context, score * log2_scale, float("-inf"))
+        new_highest = gl.maximum(highest, gl.max(score, axis=0))
+        weight = gl.exp2(score - new_highest[None, :])
+        old_weight = gl.exp2(highest - new_highest)
+        total = total * old_weight[None, :] + weight
+        weights.permute((1, 0)).store(weight.to(dtype))
+        if first + TILE > end:
+            forget_unwritten(values.index(stage), first, end, wide, TILE)
+        fence_async_shared()
+        thread_barrier()
+        summed *= old_weight[None, :]
+        turned = values.index(stage).permute((1, 0))
+        summed = warpgroup_mma(turned, weights.permute((1, 0)), summed, is_async=True)
+        summed = warpgroup_mma_wait(0, deps=(summed,))
+        highest = new_highest
+        thread_barrier()
+        mbarrier.arrive(empty.index(stage))
+        stage, phase = next_stage(stage, phase, STAGES)
+    _finish(
+        summed, total, highest, output, partial, partial_lse, tickets, item, first_item, count,
+        group, num_kv_heads, kv_head, head, layout, G, GROUP, E, MERGED, num_warps,
+    )  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=["num_items", "table_stride", "value_rows"])

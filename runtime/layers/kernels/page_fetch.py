@@ -31,6 +31,16 @@ def page_pieces(tiles, S: gl.constexpr, CHUNK: gl.constexpr):
 
 
 @gluon.jit
+def next_stage(stage, phase, STAGES: gl.constexpr):
+    """Of a ring of `STAGES` buffers; the phase of its barriers changes with each round."""
+    stage += 1
+    if stage == STAGES:
+        stage = 0
+        phase ^= 1
+    return stage, phase
+
+
+@gluon.jit
 def fetch_pages(
     cache, keys, values, full, empty, table, start, end, context_len, column, value_rows,
     CHUNK: gl.constexpr, TILE: gl.constexpr, S: gl.constexpr, E: gl.constexpr,
@@ -42,8 +52,7 @@ def fetch_pages(
     where it comes to the last token: the one that a step of decodes has just written.
     """
     NUM_PAGES: gl.constexpr = TILE // S
-    stage = 0
-    phase = 1
+    stage, phase = 0, 1
     for first in range(start, end, TILE):
         blocks = ()
         for page in gl.static_range(NUM_PAGES):
@@ -64,10 +73,7 @@ def fetch_pages(
                 at = column + chunk * CHUNK
                 load_tile(cache, [row, at], bar, keys.index(piece))
                 load_tile(cache, [row + value_rows, at], bar, values.index(piece))
-        stage += 1
-        if stage == STAGES:
-            stage = 0
-            phase ^= 1
+        stage, phase = next_stage(stage, phase, STAGES)
 
 
 @gluon.jit

@@ -29,6 +29,7 @@ from vcli.runtime.layers.kernels.page_fetch import (
     FETCH_REGISTERS,
     fetch_pages,
     forget_unwritten,
+    next_stage,
     page_pieces,
 )
 
@@ -46,6 +47,15 @@ TILE, NUM_STAGES = 64, 4
 def can_prefill(head_size: int, block_size: int) -> bool:
     """Whether there is a kernel for such heads and pages."""
     return head_size in HEAD_SIZES and block_size % 8 == 0 and TILE % block_size == 0
+
+
+@gluon.jit
+def _weigh(score, highest, total):
+    """The weights, what earlier ones shrink by, the highest score and the total up to here."""
+    new_highest = gl.maximum(highest, gl.max(score, axis=1))
+    weight = gl.exp2(score - new_highest[:, None])
+    old_weight = gl.exp2(highest - new_highest)
+    return weight, old_weight, new_highest, total * old_weight + gl.sum(weight, axis=1)
 
 
 @gluon.jit
@@ -82,23 +92,17 @@ def _attend(
     highest = gl.full([HALF], float("-inf"), gl.float32, gl.SliceLayout(1, scores))
     total = gl.zeros([HALF], gl.float32, gl.SliceLayout(1, scores))
     summed = gl.zeros([HALF, E], gl.float32, sums)
-    stage = 0
-    phase = 0
+    stage, phase = 0, 0
     for first in range(0, end, TILE):
         mbarrier.wait(full.index(stage), phase)
         score = warpgroup_mma(
             queries, keys.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True
         )
-        score = warpgroup_mma_wait(0, deps=(score,))
-        score = score * log2_scale
+        score = warpgroup_mma_wait(0, deps=(score,)) * log2_scale
         if first >= full_end:
             is_visible = (first + token)[None, :] <= position[:, None]
             score = gl.where(is_visible, score, float("-inf"))
-        new_highest = gl.maximum(highest, gl.max(score, axis=1))
-        weight = gl.exp2(score - new_highest[:, None])
-        old_weight = gl.exp2(highest - new_highest)
-        total = total * old_weight + gl.sum(weight, axis=1)
-        highest = new_highest
+        weight, old_weight, highest, total = _weigh(score, highest, total)
         summed = summed * gl.convert_layout(old_weight, gl.SliceLayout(1, sums))[:, None]
         if first + TILE > context_len:
             # Both groups do so, with the same result.
@@ -111,10 +115,7 @@ def _attend(
         summed = warpgroup_mma_wait(0, deps=(summed,))
         thread_barrier()
         mbarrier.arrive(empty.index(stage))
-        stage += 1
-        if stage == STAGES:
-            stage = 0
-            phase ^= 1
+        stage, phase = next_stage(stage, phase, STAGES)
     divisor = gl.convert_layout(total, gl.SliceLayout(1, sums))
     result = gl.convert_layout((summed / divisor[:, None]).to(dtype), wide)
     gl.store(output + place, result, mask=is_row)
