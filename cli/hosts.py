@@ -8,7 +8,7 @@ from pathlib import Path
 from vcli.topology import ConfigError
 
 _MAX_HOSTS = 4096
-_RANGE = re.compile(r"^(\d+)(?:-(\d+))?$")
+_RANGE = re.compile(r"^([0-9]{1,18})(?:-([0-9]{1,18}))?$")
 _HOST = re.compile(r"^[A-Za-z0-9._:%-]+$")
 
 
@@ -82,8 +82,7 @@ def expand_nodelist(text: str) -> tuple[str, ...]:
     names: list[str] = []
     for part in _split_outside_brackets(text):
         names += _expand(part, text)
-        if len(names) > _MAX_HOSTS:
-            raise ConfigError(f"node list {text!r} names more than {_MAX_HOSTS} nodes")
+        _check_count(len(names), text)
     return _checked(names, "the node list")
 
 
@@ -162,8 +161,13 @@ def _expand(part: str, whole: str) -> list[str]:
             raise ConfigError(f"node list {whole!r}: {item!r} is no range", hint="node[01-04]")
         width = len(match[1])
         names += [f"{head}{number:0{width}d}" for number in range(first, last + 1)]
-    return (
-        [name + rest_name for name in names for rest_name in _expand(tail, whole)]
-        if tail
-        else names
-    )
+    if not tail:
+        return names
+    tails = _expand(tail, whole)
+    _check_count(len(names) * len(tails), whole)
+    return [name + end for name in names for end in tails]
+
+
+def _check_count(num_names: int, nodelist: str) -> None:
+    if num_names > _MAX_HOSTS:
+        raise ConfigError(f"node list {nodelist!r} names more than {_MAX_HOSTS} nodes")

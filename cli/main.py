@@ -11,7 +11,7 @@ import typer
 from vcli.cli.commands.bench import bench_app
 from vcli.cli.commands.doctor import doctor
 from vcli.cli.commands.explain import explain
-from vcli.cli.commands.launch import LAUNCH_HELP
+from vcli.cli.commands.launch import LAUNCH_HELP, launch
 from vcli.cli.commands.serve import serve
 from vcli.cli.commands.topo import topo
 from vcli.cli.commands.version import show_version, version
@@ -52,7 +52,7 @@ def _global_options(
 
 
 app.command()(serve)
-app.command("launch", help=LAUNCH_HELP)(serve)
+app.command("launch", help=LAUNCH_HELP)(launch)
 app.command()(topo)
 app.command()(doctor)
 app.command()(explain)

@@ -1,10 +1,74 @@
 """`vcli launch`: one node of a deployment. The same code and flags as `serve`."""
 
-from typing import Final
+import socket
+import time
+from dataclasses import fields, replace
+from functools import wraps
+from typing import Any, Final
+
+import typer
+
+from vcli.cli.commands.serve import serve
+from vcli.cli.output import Output
+from vcli.cli.scheduler_environ import TypedPlace, find_place
 
 LAUNCH_HELP: Final = """Run one node of a model over several: node 0 serves, the others follow.
 
 Type it on every node with the same flags but --node-rank; the nodes wait for each other.
+Without -n, -r and --master-addr, the variables of srun, LeaderWorkerSet or torchrun are taken.
 
 Example:  vcli launch -n 2 -r 0 --master-addr 10.0.0.1 -tp 8 -pp 2 ./Qwen3-32B
+
+With Slurm:  srun --ntasks-per-node=1 vcli launch -tp 8 -pp 2 ./Qwen3-32B
 """
+
+#: How long a scheduler may take to make the name of node 0 known, and how often it is looked up.
+NAME_WAIT_S: Final = 30.0
+_LOOK_UP_EVERY_S: Final = 0.5
+
+
+@wraps(serve)
+def launch(context: typer.Context, **flags: Any) -> int:
+    """Serve as the node that the flags name, or else the variables of a scheduler."""
+    environment = context.obj
+    place = find_place(_typed_place(context), environment.environ)
+    output = Output(environment, json_mode=flags["as_json"])
+    if place.values:
+        output.note(f"place  {place}")
+    for conflict in place.conflicts:
+        output.note(f"! {conflict} [ENV-05]")
+    if "master_addr" in place.values and not flags["dry_run"]:
+        _wait_until_known(str(place.values["master_addr"]), output)
+    context.params.update(place.values)
+    # The lines for other nodes are made of what was typed: they hold outside of the scheduler too.
+    command, *others = environment.argv
+    context.obj = replace(environment, argv=(command, *place.words(), *others))
+    return serve(context, **{**flags, **place.values})
+
+
+def _wait_until_known(host: str, output: Output) -> None:
+    """A pod may start before the name of the first one is in the DNS. What fails then says so."""
+    until_s = time.monotonic() + NAME_WAIT_S
+    is_told = False
+    while not _is_known(host) and time.monotonic() < until_s:
+        if not is_told:
+            output.note(f"{host} does not resolve yet; asking again for {NAME_WAIT_S:.0f} s")
+            is_told = True
+        time.sleep(_LOOK_UP_EVERY_S)
+
+
+def _is_known(host: str) -> bool:
+    try:
+        socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (socket.gaierror, UnicodeError):
+        return False
+    return True
+
+
+def _typed_place(context: typer.Context) -> TypedPlace:
+    typed: dict[str, Any] = {}
+    for parameter in fields(TypedPlace):
+        source = context.get_parameter_source(parameter.name)
+        if source is not None and source.name != "DEFAULT":
+            typed[parameter.name] = context.params[parameter.name]
+    return TypedPlace(**typed)

@@ -23,14 +23,20 @@ class Node:
     """One launcher, with what it said so far."""
 
     def __init__(
-        self, host: Host, arguments: Sequence[str], *, folder: Path, environ: Mapping[str, str]
+        self,
+        host: Host,
+        arguments: Sequence[str],
+        *,
+        folder: Path,
+        environ: Mapping[str, str],
+        program: Sequence[str] = VCLI,
     ) -> None:
         self.host = host
         self.tmp = folder / f"tmp-{host.name}-{time.monotonic_ns()}"
         self.tmp.mkdir(parents=True)
         kept = {name: text for name, text in os.environ.items() if name not in _NOT_PASSED_ON}
         self.process = host.start(
-            [*VCLI, "launch", *arguments],
+            [*program, "launch", *arguments],
             environ={**kept, "OMP_NUM_THREADS": "1", "TMPDIR": str(self.tmp), **environ},
         )
         self.lines: list[str] = []
@@ -112,20 +118,31 @@ class Job:
         self.model = model
         self.nodes: list[Node] = []
 
-    def start(self, node_rank: int, *flags: str, environ: Mapping[str, str] | None = None) -> Node:
-        """Start one node."""
+    def start(
+        self,
+        node_rank: int,
+        *flags: str,
+        environ: Mapping[str, str] | None = None,
+        program: Sequence[str] = VCLI,
+        is_scheduled: bool = False,
+    ) -> Node:
+        """Start one node; where it is scheduled, `environ` or `program` tell it its place."""
         host = self.hosts[node_rank]
+        place = [
+            "-n", str(len(self.hosts)), "-r", str(node_rank),
+            "--master-addr", self.hosts[0].address,
+        ]  # fmt: skip
         node = Node(
             host,
             [
-                "-n", str(len(self.hosts)), "-r", str(node_rank),
-                "--master-addr", self.hosts[0].address,
+                *([] if is_scheduled else place),
                 "--max-model-len", "256", "--kv-cache-memory", "32M",
                 *(["--host", host.address, "--port", "8000"] if node_rank == 0 else []),
                 "--served-model-name", "model", *flags, str(self.model),
             ],
             folder=self.folder,
             environ=environ or {},
+            program=program,
         )  # fmt: skip
         self.nodes.append(node)
         return node

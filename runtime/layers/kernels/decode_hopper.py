@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-# ruff: noqa: ANN001, ANN202, PLR0915, PLR0917
+# ruff: noqa: ANN001, ANN202, PLR0917
 """Decode attention for Hopper GPUs: as `decode_attention`, at the speed of a copy of the context.
 
 One warp has the tensor memory accelerator bring whole pages of keys and values, and waits for the
@@ -103,8 +103,8 @@ def _merge_splits(
 def _finish(
     summed, total, highest, output, partial, partial_lse, tickets, item, first_item, count, group,
     num_kv_heads, kv_head, head,
-    layout: gl.constexpr, G: gl.constexpr, GROUP: gl.constexpr, E: gl.constexpr, MERGED: gl.constexpr,
-    num_warps: gl.constexpr,
+    layout: gl.constexpr, G: gl.constexpr, GROUP: gl.constexpr, E: gl.constexpr,
+    MERGED: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """Stores the result of a whole context, or of a split, which the last split merges."""
     # Without tokens nothing is summed, and the output of padding becomes zero.

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-# ruff: noqa: ANN001, ANN202, PLR0915, PLR0917
+# ruff: noqa: ANN001, ANN202, PLR0917
 """Prefill attention for Hopper GPUs: as `prefill_attention`, with the softmax beside the products.
 
 A program takes 128 query rows, half of them in each of two groups of four warps: while one group
