@@ -1,13 +1,18 @@
-"""Reference texts of the demo model, computed once by transformers."""
+"""Two hosts and a tiny model; reference texts of the demo, computed once by transformers."""
 
 import json
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.job import Job, job_of
+from tests.support.lab import Lab, lab_of
+from tests.support.tiny_model import write_checkpoint
+from tests.support.tiny_tokenizer import write_tokenizer
 from vcli.runtime.engine.tokenizer import Tokenizer
 
 PROMPTS = (
@@ -37,6 +42,28 @@ for ids in prompts:
     answers.append(out[0, len(ids):].tolist())
 print("ANSWERS", json.dumps(answers))
 """
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Two hosts, for tests that leave them as they were."""
+    with lab_of(2, tmp_path_factory.mktemp("lab")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny checkpoint with a tokenizer."""
+    folder = tmp_path_factory.mktemp("tiny")
+    write_checkpoint(folder)
+    return write_tokenizer(folder)
+
+
+@pytest.fixture
+def job(lab: Lab, tmp_path: Path, model: Path) -> Iterator[Job]:
+    """A job of the tiny model on the two hosts."""
+    with job_of(lab.hosts, tmp_path, model) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

@@ -13,8 +13,6 @@ import pytest
 
 from tests.support.job import VCLI, Job, Node, job_of
 from tests.support.lab import lab_of, why_no_lab
-from tests.support.tiny_model import write_checkpoint
-from tests.support.tiny_tokenizer import write_tokenizer
 
 pytestmark = [
     pytest.mark.e2e,
@@ -26,13 +24,6 @@ PROMPT = [5, 6, 7, 8, 9]
 FLAGS = ("-tp", "2", "-pp", "2")
 #: In this state all ranks have been started and none is ready.
 LOADING = "imported"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    write_checkpoint(folder)
-    return write_tokenizer(folder)
 
 
 @pytest.fixture

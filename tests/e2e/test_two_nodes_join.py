@@ -2,13 +2,12 @@
 
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.job import Job, job_of
-from tests.support.lab import Lab, lab_of, why_no_lab
+from tests.support.lab import lab_of, why_no_lab
 from tests.support.tiny_model import write_checkpoint
 from tests.support.tiny_tokenizer import write_tokenizer
 
@@ -19,25 +18,6 @@ pytestmark = [
 ]
 
 PROMPT = [5, 6, 7, 8, 9]
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with lab_of(2, tmp_path_factory.mktemp("lab")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    write_checkpoint(folder)
-    return write_tokenizer(folder)
-
-
-@pytest.fixture
-def job(lab: Lab, tmp_path: Path, model: Path) -> Iterator[Job]:
-    with job_of(lab.hosts, tmp_path, model) as running:
-        yield running
 
 
 @pytest.mark.parametrize("first", [0, 1])

@@ -1,15 +1,11 @@
 """Two hosts meet that only a scheduler has told who they are."""
 
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.support.job import VCLI, Job, job_of
-from tests.support.lab import Lab, lab_of, why_no_lab
-from tests.support.tiny_model import write_checkpoint
-from tests.support.tiny_tokenizer import write_tokenizer
+from tests.support.job import VCLI, Job
+from tests.support.lab import why_no_lab
 
 pytestmark = [
     pytest.mark.e2e,
@@ -18,25 +14,6 @@ pytestmark = [
 ]
 
 PROMPT = [5, 6, 7, 8, 9]
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with lab_of(2, tmp_path_factory.mktemp("lab")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    write_checkpoint(folder)
-    return write_tokenizer(folder)
-
-
-@pytest.fixture
-def job(lab: Lab, tmp_path: Path, model: Path) -> Iterator[Job]:
-    with job_of(lab.hosts, tmp_path, model) as running:
-        yield running
 
 
 def slurm(node_rank: int) -> dict[str, str]:

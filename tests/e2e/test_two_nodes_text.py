@@ -8,19 +8,13 @@ import pytest
 
 from tests.e2e.conftest import NUM_TOKENS
 from tests.support.job import Job, job_of
-from tests.support.lab import Lab, lab_of, why_no_lab
+from tests.support.lab import Lab, why_no_lab
 
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.slow,
     pytest.mark.skipif(bool(why_no_lab()), reason=why_no_lab() or "there is a lab"),
 ]
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with lab_of(2, tmp_path_factory.mktemp("lab")) as running:
-        yield running
 
 
 @pytest.fixture
