@@ -178,12 +178,6 @@ def refuse_unserved_sizes(parallel: ParallelConfig) -> None:
     Raises:
         ConfigError: one of them is asked for.
     """
-    asked = {
-        "--data-parallel-size": parallel.dp > 1,
-        "--prefill-context-parallel-size": parallel.pcp > 1,
-        "--decode-context-parallel-size": parallel.dcp > 1,
-        "--enable-expert-parallel": parallel.enable_expert_parallel,
-    }
     if parallel.distributed_executor_backend == EXTERNAL_LAUNCHER:
         whose = f" on each of the {parallel.nnodes} nodes" if parallel.nnodes > 1 else ""
         raise ConfigError(
@@ -191,10 +185,9 @@ def refuse_unserved_sizes(parallel: ParallelConfig) -> None:
             f"torchrun or mpirun started{whose}; serve and launch start the ranks themselves",
             hint="--distributed-executor-backend mp; or use the engine as a library under torchrun",
         )
-    flags = [flag for flag, is_asked in asked.items() if is_asked]
-    if flags:
+    if parallel.unserved_flags:
         raise ConfigError(
-            f"{', '.join(flags)}: topo plans this; serve does not run it yet",
+            f"{', '.join(parallel.unserved_flags)}: topo plans this; serve does not run it yet",
             hint="see the plan with vcli topo and the same flags; serve runs -tp and -pp",
         )
 

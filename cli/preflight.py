@@ -1,6 +1,7 @@
 """The fast checks before a start: it is refused only for what would make it fail anyway."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from vcli.cli.doctor_facts import observe_host, ports_of
 from vcli.cli.runtime_checks import registry
@@ -30,7 +31,8 @@ def run_preflight(
     """Check this host for the plan, and raise the soft limit of open files to its need.
 
     Takes a few hundredths of a second on one node. HTTP's port is not looked at: the caller has
-    bound it already. `note` gets a line for each warning. GPUs that `host` lacks are looked for.
+    bound it already. `note` gets a line for each warning. GPUs that `host` lacks are looked for,
+    and network cards where there are several nodes.
 
     Raises:
         ConfigError: what was typed cannot work here (a port that is taken, an address of others).
@@ -38,6 +40,10 @@ def run_preflight(
     """
     if plan.device_type == "cuda" and not host.gpus:
         host, _ = observe_host(environ)
+    if plan.config.nnodes > 1 and not host.nics:
+        from vcli.diagnostics.network import collect_nics
+
+        host = replace(host, nics=collect_nics())
     context = CheckContext(
         plan=plan,
         host=host,

@@ -63,6 +63,8 @@ def node_commands(
 
 def _problem(engine: Engine, sizes: ParallelSizes) -> str:
     """Why the engine cannot do the plan; empty if it can."""
+    if engine == "vcli" and sizes.unserved_flags:
+        return f"vcli plans {', '.join(sizes.unserved_flags)} and does not serve it yet"
     if engine != "sglang":
         return ""
     if sizes.pcp > 1 or sizes.dcp > 1:
@@ -94,7 +96,6 @@ def _vcli(sizes: ParallelSizes, node_rank: int, master: str, model: str) -> Iter
         yield from ("-n", str(sizes.nnodes), "-r", str(node_rank))
         yield from ("--master-addr", master, "--master-port", str(sizes.master_port))
     yield from _shared_flags(sizes)
-    yield from _replica_flags(sizes, node_rank)
     yield model
 
 

@@ -89,6 +89,17 @@ class ParallelSizes:
         return self.data_parallel_size
 
     @property
+    def unserved_flags(self) -> tuple[str, ...]:
+        """The flags of these sizes that `topo` plans and `serve` does not run yet."""
+        asked = {
+            "--data-parallel-size": self.dp > 1,
+            "--prefill-context-parallel-size": self.pcp > 1,
+            "--decode-context-parallel-size": self.dcp > 1,
+            "--enable-expert-parallel": self.enable_expert_parallel,
+        }
+        return tuple(flag for flag, is_asked in asked.items() if is_asked)
+
+    @property
     def world_size(self) -> int:
         """Ranks of one replica: TP x PP x PCP."""
         return self.tp * self.pp * self.pcp

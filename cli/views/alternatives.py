@@ -9,6 +9,7 @@ from vcli.topology.suggest import Suggestion, Suggestions, layout_flags
 
 _MAX_ROWS = 20
 _MAX_PARTS = 3
+_UNSERVED = "*"
 
 
 def suggest_view(found: Suggestions, *, title: str, width: int) -> str:
@@ -21,7 +22,7 @@ def suggest_view(found: Suggestions, *, title: str, width: int) -> str:
         rows.append(
             [
                 str(item.latency_rank),
-                item.flags,
+                _marked(item),
                 seconds_text(estimate.latency_s),
                 f"{estimate.tokens_per_s:,.0f}",
                 str(item.throughput_rank),
@@ -43,14 +44,25 @@ def suggest_view(found: Suggestions, *, title: str, width: int) -> str:
         "Estimates by formula, not measured; KV tokens are those of one replica. The first # "
         "ranks latency, the second throughput."
     )
+    if any(item.plan.config.unserved_flags for item in found.layouts):
+        note += f" {_UNSERVED} is planned for any engine, and not served by vcli yet."
     lines += fill(note.split(), width=width, indent="")
     return "\n".join(lines)
+
+
+def _marked(item: Suggestion) -> str:
+    """The flags of a layout, marked where vcli itself does not serve it."""
+    return item.flags + (f" {_UNSERVED}" if item.plan.config.unserved_flags else "")
 
 
 def _best(found: Suggestions, *, width: int) -> list[str]:
     fastest = found.layouts[0]
     busiest = min(found.layouts, key=lambda item: item.throughput_rank)
-    lines = ["", f"lowest latency      {fastest.flags}", f"highest throughput  {busiest.flags}"]
+    lines = [
+        "",
+        f"lowest latency      {_marked(fastest)}",
+        f"highest throughput  {_marked(busiest)}",
+    ]
     lines.append("parts of a token (one request)")
     for item in _worth_explaining(found, busiest):
         words = f"{item.flags}: {parts_text(item.estimate.single)}".split(" ")

@@ -173,5 +173,8 @@ def _group_line(report: GroupReport) -> str:
 
 
 def _first_request(url: str, name: str) -> str:
-    body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    body = (
+        f'{{"model": "{name}", "temperature": 0, "max_tokens": 64, '
+        '"messages": [{"role": "user", "content": "Hello"}]}'
+    )
     return f"curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"

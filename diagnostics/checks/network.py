@@ -161,7 +161,7 @@ def owns_master(context: CheckContext) -> Finding:
 @check(
     "NET-04",
     "ports are free",
-    why="a server that finds its port taken ends after everything else has started",
+    why="a server or a rank that finds its port taken cannot start, or meets another job there",
     expected="nobody listens on the ports that this node will use",
     remedy=Remedy(bare_metal="{flag} {free}   or stop {holder}"),
     is_preflight=True,

@@ -15,6 +15,7 @@ from vcli.diagnostics import collect_host_facts
 from vcli.topology import (
     ConfigError,
     HostFacts,
+    NicFacts,
     ParallelConfig,
     TopologyPlan,
     UnfitError,
@@ -51,6 +52,19 @@ def test_a_taken_master_port_is_what_was_typed() -> None:
         with pytest.raises(ConfigError, match=f"port {port}") as raised:
             run_preflight(sizes, host, environ={"GLOO_SOCKET_IFNAME": "lo"}, note=print)
     assert raised.value.exit_status == 2
+
+
+def test_a_loopback_address_of_node_0_is_refused_with_those_that_others_may_reach(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nics = (NicFacts(name="eth7", addresses=("10.1.2.3",)),)
+    monkeypatch.setattr("vcli.diagnostics.network.collect_nics", lambda: nics)
+    host = collect_host_facts()
+    for node_rank, check in ((0, "NET-01"), (1, "NET-02")):
+        sizes = plan(host, nnodes=2, node_rank=node_rank, pipeline_parallel_size=2)
+        with pytest.raises(ConfigError, match=check) as raised:
+            run_preflight(sizes, host, environ={}, note=print)
+        assert "10.1.2.3 (eth7)" in raised.value.hint
 
 
 def test_a_warning_is_passed_on_and_refuses_nothing(tmp_path: Path) -> None:

@@ -66,6 +66,9 @@ def test_a_plan_that_an_engine_cannot_do_says_so() -> None:
     ran = run_topo(["-tp", "4", "-dcp", "2", "--print-commands"])
 
     assert "# not possible: sglang has no -pcp or -dcp" in ran.out
+    plans = "# not possible: vcli plans --decode-context-parallel-size and does not serve it yet"
+    assert plans in ran.out
+    assert "vllm serve MODEL" in ran.out
 
 
 def test_instances_started_apart_get_their_first_replica() -> None:

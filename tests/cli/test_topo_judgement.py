@@ -63,6 +63,18 @@ def test_suggestions_are_all_layouts_ranked_twice(tmp_path: Path) -> None:
         )
 
 
+def test_suggestions_that_are_only_planned_are_marked(tmp_path: Path) -> None:
+    folder = str(model_folder(tmp_path))
+    text = run_topo([folder, "--suggest", "-n", "2", *H200]).out
+    rows = [line.split("  ")[1].strip() for line in text.splitlines() if line[:1].isdigit()]
+    assert "-tp 8 -dp 2 *" in rows
+    assert "-tp 8 -pp 2" in rows
+    assert all(row.endswith("*") == ("-dp" in row or "-dcp" in row) for row in rows), rows
+    assert "* is planned for any engine, and not served by vcli yet." in " ".join(text.split())
+    served = run_topo([folder, "--suggest", "--gpus", "1", "--gpu", "h200"]).out
+    assert "*" not in served
+
+
 def test_suggest_says_what_is_missing(tmp_path: Path) -> None:
     folder = str(model_folder(tmp_path, {**LLAMA_8B, "num_hidden_layers": 3200}))
     without_model = run_topo(["--suggest", *H200])
