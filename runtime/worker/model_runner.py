@@ -237,7 +237,7 @@ class ModelRunner:
             buffers = self.model.empty_intermediate(inputs.metadata.num_tokens)
             received = recv_tensors(buffers, self._pp)
         rows_N = None
-        if 0 < len(tokens) < inputs.metadata.num_tokens:
+        if self._pp.is_last and 0 < len(tokens) < inputs.metadata.num_tokens:
             rows_N = to_tensor(tokens.astype(np.int64), self._device)
         hidden = self.model(inputs.input_ids_T, inputs.positions_T, attention, received, rows_N)
         if isinstance(hidden, dict):

@@ -175,13 +175,22 @@ def tried(request):
 
 @pytest.mark.parametrize(
     "sizes",
-    [{"group": 64, "head_size": 512}, {"head_size": 96}, {"block_size": 128}, {"block_size": 4}],
+    [{"head_size": 512}, {"head_size": 96}, {"block_size": 128}, {"block_size": 4}],
 )
 def test_sizes_without_a_kernel_are_left_to_the_general_one(monkeypatch, tried, sizes):
     is_right, measurement = tried
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     monkeypatch.setattr(hopper_check, measurement, never)
     assert not is_right(sizes_on("cuda:0", **sizes))
+
+
+def test_more_query_heads_than_a_decode_has_room_for_are_left_to_the_general_one(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    measured = []
+    monkeypatch.setattr(hopper_check, "_decode_error", lambda sizes: measured.append(sizes) or 0.0)
+    assert decodes_by_pages.__wrapped__(sizes_on("cuda:0", group=32))
+    assert not decodes_by_pages.__wrapped__(sizes_on("cuda:0", group=33))
+    assert [sizes.group for sizes in measured] == [32]
 
 
 @pytest.mark.parametrize(
