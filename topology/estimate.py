@@ -40,17 +40,21 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepEstimate:
-    """Seconds of one token of a single request, in parts that add up to `latency_s`."""
+    """Seconds of one token of a single request, in parts that add up to `latency_s`.
+
+    `unknown` are the groups whose network's speed is not known: it takes that much longer.
+    """
 
     weights_s: float
     kv_s: float
     compute_s: float
     overhead_s: float
     communication_s: Mapping[str, float]
+    unknown: tuple[str, ...] = ()
 
     @property
     def latency_s(self) -> float:
-        """All parts together."""
+        """All known parts together."""
         parts = self.weights_s + self.kv_s + self.compute_s + self.overhead_s
         return parts + sum(self.communication_s.values())
 
@@ -60,7 +64,8 @@ class Estimate:
     """One layout judged; `single` is a request alone, `loaded` the step at the whole workload.
 
     `kv_tokens` is what a replica can hold, None where the device's memory is not known;
-    `num_requests` of those asked for run at once.
+    `num_requests` of those asked for run at once. Without `is_known` it takes longer, nobody can
+    say how much, and there are fewer tokens.
     """
 
     single: StepEstimate
@@ -68,6 +73,11 @@ class Estimate:
     tokens_per_s: float
     kv_tokens: int | None
     num_requests: int
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the speed of every link that it takes is known."""
+        return not self.single.unknown
 
     @property
     def latency_s(self) -> float:
@@ -134,7 +144,13 @@ def replica_kv_tokens(
             activation_bytes=activation,
             kv_bytes_per_token=kv_bytes_per_token(spec, sizes, pp_rank=stage, dtype=dtype),
             block_size=workload.block_size,
-            graph_bytes=graph_bytes(spec, sizes, dtype=dtype, max_num_seqs=workload.max_num_seqs),
+            graph_bytes=graph_bytes(
+                spec,
+                sizes,
+                dtype=dtype,
+                max_num_seqs=workload.max_num_seqs,
+                max_num_batched_tokens=workload.max_num_batched_tokens,
+            ),
         ).num_tokens
         for stage in range(sizes.pp)
     )
@@ -153,22 +169,24 @@ class _Costs:
     def step(self, batch: int, context: int) -> StepEstimate:
         """A token's way through all stages with `batch` requests in each."""
         stages = [self._stage(stage, batch, context) for stage in range(self.sizes.pp)]
+        taken = {kind: self._communication(kind, batch) for kind in self.spans}
         return StepEstimate(
             weights_s=sum(stage[0] for stage in stages),
             kv_s=sum(stage[1] for stage in stages),
             compute_s=sum(stage[2] for stage in stages),
             overhead_s=sum(stage[3] for stage in stages),
             communication_s={
-                kind.value: self._communication(kind, batch) * self._passes(kind)
-                for kind in self.spans
-                if self._communication(kind, batch)
+                kind.value: seconds * self._passes(kind)
+                for kind, seconds in taken.items()
+                if seconds
             },
+            unknown=tuple(kind.value for kind, seconds in taken.items() if seconds is None),
         )
 
     def slowest_stage_s(self, batch: int, context: int) -> float:
         """Time between two batches that leave the slowest stage."""
         own = max(sum(self._stage(stage, batch, context)) for stage in range(self.sizes.pp))
-        return own + sum(self._communication(kind, batch) for kind in self.spans)
+        return own + sum(self._communication(kind, batch) or 0.0 for kind in self.spans)
 
     def _stage(self, stage: int, batch: int, context: int) -> tuple[float, float, float, float]:
         spec, sizes, hardware = self.spec, self.sizes, self.hardware
@@ -224,7 +242,7 @@ class _Costs:
         rows = cut_sizes(self.spec, self.sizes).vocab_size // self.sizes.tp
         return rows * self.spec.hidden_size
 
-    def _communication(self, kind: GroupKind, batch: int) -> float:
+    def _communication(self, kind: GroupKind, batch: int) -> float | None:
         num_bytes, calls = group_bytes(
             kind, self.spec, self.sizes, dtype=self.dtype, num_tokens=batch
         )

@@ -83,6 +83,12 @@ def check_model_fits(spec: ModelSpec, parallel: ParallelSizes) -> None:
     _check_decode_context(spec, parallel)
 
 
+def layer_parameters(spec: ModelSpec, parallel: ParallelSizes) -> int:
+    """Those of the matrices of one layer without experts on one rank."""
+    mlp = _dense_mlp_parameters(spec, cut_sizes(spec, parallel).intermediate_size // parallel.tp)
+    return _attention_parameters(spec, parallel.tp) + mlp
+
+
 def num_parameters(spec: ModelSpec) -> int:
     """Parameters of the whole model, tied embeddings counted once."""
     single = ParallelSizes(is_moe=spec.is_moe)

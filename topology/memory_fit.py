@@ -7,7 +7,7 @@ beside them is an estimate, named as such.
 from dataclasses import dataclass
 from typing import Final
 
-from vcli.topology.graph_sizes import graph_sizes
+from vcli.topology.graph_sizes import graph_sizes, prompt_graph_sizes
 from vcli.topology.layers import layer_ranges
 from vcli.topology.memory import dtype_bytes, local_heads
 from vcli.topology.model_spec import ModelSpec
@@ -23,6 +23,8 @@ GPU_LIBRARY_BYTES: Final = 200 * _MIB
 GPU_RESERVE_BYTES: Final = 150 * _MIB
 #: What the driver keeps of a layer's kernels in one CUDA graph: about ten of them, 12 KiB each.
 GRAPH_LAYER_BYTES: Final = 120 << 10
+#: The same where the layer is a graph of its own.
+GRAPH_PIECE_BYTES: Final = 200 << 10
 #: Workspace of cuBLAS for the stream on which graphs are captured.
 GRAPH_WORKSPACE_BYTES: Final = 32 * _MIB
 #: Bytes for each logit of a step while it is sampled with top-p: the logits and a copy in float32,
@@ -69,10 +71,18 @@ def activation_bytes(
     return max(num_tokens * per_token, num_requests * cut.vocab_size * SAMPLING_BYTES)
 
 
-def graph_bytes(spec: ModelSpec, parallel: ParallelSizes, *, dtype: str, max_num_seqs: int) -> int:
-    """An estimate of what the CUDA graphs of decode steps take on a rank; 0 where there are none.
+def graph_bytes(
+    spec: ModelSpec,
+    parallel: ParallelSizes,
+    *,
+    dtype: str,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+) -> int:
+    """An estimate of what CUDA graphs take on a rank; 0 where there are none.
 
-    Each graph keeps its kernels; they share the logits and the activations of the largest one.
+    Each graph keeps its kernels. Those of decode steps share the logits and the activations of the
+    largest one, those of steps with prompts the activations.
     """
     if parallel.pp > 1 or spec.is_moe:
         return 0
@@ -83,7 +93,24 @@ def graph_bytes(spec: ModelSpec, parallel: ParallelSizes, *, dtype: str, max_num
     logits = sizes[-1] * (cut.vocab_size // parallel.tp) * number
     width = max(cut.intermediate_size // parallel.tp, spec.hidden_size)
     activations = sizes[-1] * 3 * (spec.hidden_size + width) * number
-    return kernels + logits + activations + GRAPH_WORKSPACE_BYTES
+    decodes = kernels + logits + activations + GRAPH_WORKSPACE_BYTES
+    return decodes + _prompt_graph_bytes(spec, parallel, number, max_num_batched_tokens)
+
+
+def _prompt_graph_bytes(
+    spec: ModelSpec, parallel: ParallelSizes, number: int, max_num_batched_tokens: int
+) -> int:
+    sizes = prompt_graph_sizes(spec, parallel, max_num_batched_tokens)
+    if not sizes:
+        return 0
+    heads = local_heads(spec, parallel.tp)
+    queries = heads.num_heads * spec.head_size
+    width = cut_sizes(spec, parallel).intermediate_size // parallel.tp
+    # Between graphs: queries, what attention gave, the residual. Within one: two hidden states,
+    # and the halves of the MLP with their product.
+    per_token = 2 * queries + 3 * spec.hidden_size + 3 * width
+    kernels = len(sizes) * spec.num_layers * GRAPH_PIECE_BYTES
+    return kernels + sizes[-1] * per_token * number + GRAPH_WORKSPACE_BYTES
 
 
 def gpu_kv_budget(

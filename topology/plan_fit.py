@@ -58,12 +58,14 @@ def judge_fit(fit: PlanFit, plan: TopologyPlan, max_model_len: int) -> tuple[Pla
     """Remarks where not even one sequence of `max_model_len` tokens fits."""
     if fit.kv_tokens is None or fit.kv_tokens >= max_model_len:
         return ()
+    # Ranks on the CPUs of one machine share its memory: more of them have no more.
+    remedy = "raise -tp or -pp" if plan.device_type == "cuda" else "free some memory"
     if not fit.kv_tokens:
-        message = "the weights leave no room for a KV cache; raise -tp or -pp, or use more memory"
+        message = f"the weights leave no room for a KV cache; {remedy}, or use a smaller model"
     else:
         message = (
             f"the KV cache holds {fit.kv_tokens:,} tokens, less than one sequence of "
-            f"{max_model_len:,}; --max-model-len {fit.kv_tokens}, or raise -tp or -pp"
+            f"{max_model_len:,}; --max-model-len {fit.kv_tokens}, or {remedy}"
         )
     return (PlanWarning(id="FIT-04", message=message),)
 
@@ -98,6 +100,7 @@ def _budget(
                 plan.config,
                 dtype=plan.dtype or plan.model.dtype,
                 max_num_seqs=workload.max_num_seqs,
+                max_num_batched_tokens=workload.max_num_batched_tokens,
             ),
         )
     free = host.usable_memory_bytes if host else None

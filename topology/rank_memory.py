@@ -111,6 +111,7 @@ def planned_graph_bytes(plan: TopologyPlan, limits: MemoryLimits) -> int:
         plan.config,
         dtype=plan.dtype or plan.model.dtype,
         max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
     )
 
 

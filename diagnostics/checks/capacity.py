@@ -5,8 +5,9 @@ from typing import Final
 from vcli.diagnostics.check import Finding, Level, Remedy, check, failed, passed, skipped, warned
 from vcli.diagnostics.checks.fit import NO_MODEL
 from vcli.diagnostics.context import CheckContext
-from vcli.diagnostics.text import listing, size_text
+from vcli.diagnostics.text import size_text
 from vcli.topology import MemoryPlan, ModelSpec
+from vcli.topology.hardware import gpus_without
 from vcli.topology.memory_fit import (
     KvBudget,
     activation_bytes,
@@ -23,9 +24,6 @@ BLOCK_SIZE: Final = 16
 
 #: Slower links make tensor parallelism over nodes wait for the network.
 FAST_LINK_MBIT: Final = 200_000
-
-#: dtype -> least compute capability that computes in it.
-_LEAST_CAPABILITY: Final = {"bfloat16": (8, 0), "float16": (6, 0)}
 
 
 @check(
@@ -55,14 +53,18 @@ def memory_plan(context: CheckContext) -> Finding:
     text += f"KV {size_text(budget.kv_bytes)} = {budget.num_tokens:,} tokens"
     if budget.num_tokens == 0:
         flags = f"-tp {plan.config.tp * 2}, or -pp {plan.config.pp * 2}, or a smaller model"
+        if not context.is_cuda:
+            flags = "free some memory, or name a smaller model"
         return failed(
             f"{text}: nothing is left of {size_text(budget.device_bytes)}",
             values={"flags": flags},
         )
     if budget.num_tokens < length:
+        # Ranks of one machine share its memory: more of them have no more.
+        other = f"-tp {plan.config.tp * 2}" if context.is_cuda else "free some memory"
         return warned(
             f"{text}, the model's length is {length:,}",
-            values={"flags": f"--max-model-len {budget.num_tokens}, or -tp {plan.config.tp * 2}"},
+            values={"flags": f"--max-model-len {budget.num_tokens}, or {other}"},
         )
     return passed(f"{text} ({budget.num_tokens / length:.1f} × {length:,})")
 
@@ -88,7 +90,11 @@ def _budget(context: CheckContext, memory: MemoryPlan, spec: ModelSpec) -> KvBud
             kv_bytes_per_token=per_token,
             block_size=BLOCK_SIZE,
             graph_bytes=graph_bytes(
-                spec, context.plan.config, dtype=memory.dtype, max_num_seqs=STEP_REQUESTS
+                spec,
+                context.plan.config,
+                dtype=memory.dtype,
+                max_num_seqs=STEP_REQUESTS,
+                max_num_batched_tokens=STEP_TOKENS,
             ),
         )
     free = context.host.usable_memory_bytes
@@ -152,17 +158,9 @@ def dtype_support(context: CheckContext) -> Finding:
         return skipped(NO_MODEL)
     if not context.is_cuda:
         return passed(f"{memory.dtype} on the CPU")
-    least = _LEAST_CAPABILITY.get(memory.dtype, (0, 0))
-    old = [gpu for gpu in context.gpus if gpu.compute_capability and gpu.compute_capability < least]
-    if old:
-        shown = [f"GPU {g.index} {g.name} {'.'.join(map(str, g.compute_capability or ()))}"
-                 for g in old]  # fmt: skip
-        other = "float16" if memory.dtype == "bfloat16" else "float32"
-        return failed(
-            f"{memory.dtype} needs {least[0]}.{least[1]}: {listing(shown)}",
-            values={"dtype": other},
-            is_typed=True,
-        )
+    lack = gpus_without(memory.dtype, context.gpus)
+    if lack:
+        return failed(lack[0], values={"dtype": lack[1]}, is_typed=True)
     return passed(memory.dtype)
 
 

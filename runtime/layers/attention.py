@@ -65,9 +65,14 @@ class AttentionBackend(Protocol):
         """Launch what all layers need; once before them, and captured with them."""
 
     def attend(
-        self, query_THE: torch.Tensor, kv_cache: torch.Tensor, plan: Any, scale: float
+        self,
+        query_THE: torch.Tensor,
+        kv_cache: torch.Tensor,
+        plan: Any,
+        scale: float,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """(T, H, E)."""
+        """(T, H, E), in `out` where one is given."""
 
     def capture_plan(self, metadata: ForwardMetadata) -> Any:
         """A plan for a graph: its decodes are those of `metadata`, whose tensors stay.
@@ -103,13 +108,19 @@ class AttentionStep:
         """Before the first layer."""
         self.backend.begin(self.plan)
 
-    def attend(self, query_THE: torch.Tensor, kv_cache: torch.Tensor, scale: float) -> torch.Tensor:
-        """(T, H, E)."""
-        return self.backend.attend(query_THE, kv_cache, self.plan, scale)
+    def attend(
+        self,
+        query_THE: torch.Tensor,
+        kv_cache: torch.Tensor,
+        scale: float,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """(T, H, E), in `out` where one is given."""
+        return self.backend.attend(query_THE, kv_cache, self.plan, scale, out)
 
 
 class Attention(nn.Module):
-    """Writes keys and values of a step into this layer's cache and attends to the whole context."""
+    """A layer's cache: takes the keys and values of a step, then attends to whole contexts."""
 
     kv_cache: torch.Tensor
 
@@ -130,22 +141,19 @@ class Attention(nn.Module):
         # Not a buffer: it belongs to the worker and must not follow the module's dtype or device.
         self.kv_cache = torch.empty(2, 0, 1, num_kv_heads_local, head_size)
 
-    def forward(
-        self,
-        query_THE: torch.Tensor,
-        key_TKE: torch.Tensor,
-        value_TKE: torch.Tensor,
-        step: AttentionStep,
-    ) -> torch.Tensor:
-        """(T, H, E)."""
+    def write(
+        self, key_TKE: torch.Tensor, value_TKE: torch.Tensor, slot_mapping_T: torch.Tensor
+    ) -> None:
+        """Into this layer's cache."""
         keys, values = self.kv_cache.flatten(1, 2)
-        keys.index_copy_(0, step.slot_mapping, key_TKE)
-        values.index_copy_(0, step.slot_mapping, value_TKE)
-        return self.attend(query_THE, step)
+        keys.index_copy_(0, slot_mapping_T, key_TKE)
+        values.index_copy_(0, slot_mapping_T, value_TKE)
 
-    def attend(self, query_THE: torch.Tensor, step: AttentionStep) -> torch.Tensor:
-        """(T, H, E), where the step's keys and values stand in the cache already."""
-        return step.attend(query_THE, self.kv_cache, self.scale)
+    def forward(
+        self, query_THE: torch.Tensor, step: AttentionStep, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """(T, H, E), in `out` where one is given: the step's keys and values are in the cache."""
+        return step.attend(query_THE, self.kv_cache, self.scale, out)
 
 
 def attention_layers(model: nn.Module) -> list[Attention]:

@@ -118,13 +118,14 @@ class FlashInferAttention:
         kv_cache: torch.Tensor,
         plan: EagerPlan | GraphPlan,
         scale: float,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """(T, H, E); rows of tokens that belong to no request are zero."""
         if isinstance(plan, GraphPlan):
             wrapper, num_tokens = plan.wrapper, plan.num_requests
         else:
             wrapper, num_tokens = self._eager, plan.num_tokens
-        output_THE = query_THE.new_empty(query_THE.shape)
+        output_THE = query_THE.new_empty(query_THE.shape) if out is None else out
         # Planned for a scale of 1, which run() multiplies by that of the query.
         wrapper.run(
             query_THE[:num_tokens],

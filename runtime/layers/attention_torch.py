@@ -88,12 +88,17 @@ class TorchAttention:
         """Nothing to do."""
 
     def attend(
-        self, query_THE: torch.Tensor, kv_cache: torch.Tensor, plan: TorchPlan, scale: float
+        self,
+        query_THE: torch.Tensor,
+        kv_cache: torch.Tensor,
+        plan: TorchPlan,
+        scale: float,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """(T, H, E); rows of tokens that belong to no request are zero."""
-        if len(query_THE) == 1 and plan.decodes:
+        if len(query_THE) == 1 and plan.decodes and out is None:
             return self._decode(query_THE, kv_cache, plan.decodes[0], scale)
-        output_THE = torch.zeros_like(query_THE)
+        output_THE = torch.zeros_like(query_THE) if out is None else out.zero_()
         for batch in plan.decodes:
             queries = query_THE.index_select(0, batch.tokens)
             output_THE.index_copy_(0, batch.tokens, self._decode(queries, kv_cache, batch, scale))

@@ -21,7 +21,7 @@ from vcli.runtime.layers.kernels.hopper_check import (
     decodes_by_pages,
     prefills_by_pages,
 )
-from vcli.runtime.layers.kernels.launch import next_power_of_2
+from vcli.runtime.layers.kernels.launch import LayerLaunches, next_power_of_2
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,8 @@ class TritonPlan:
     decodes: DecodePlan
     by_pages: bool
     """Whether chunks are attended to by the kernel for Hopper."""
+    decode_launches: LayerLaunches
+    chunk_launches: LayerLaunches
 
 
 class TritonAttention:
@@ -79,6 +81,8 @@ class TritonAttention:
             sum(metadata.query_lens_cpu[: alone.start]),
             self._workspace(len(alone), sizes).plan(len(alone)),
             prefills_by_pages(sizes),
+            LayerLaunches(),
+            LayerLaunches(),
         )
 
     def begin(self, plan: TritonPlan) -> None:
@@ -87,12 +91,17 @@ class TritonAttention:
         plan_decode(plan.decodes, plan.rows[alone], plan.metadata.seq_lens[alone])
 
     def attend(
-        self, query_THE: torch.Tensor, kv_cache: torch.Tensor, plan: TritonPlan, scale: float
+        self,
+        query_THE: torch.Tensor,
+        kv_cache: torch.Tensor,
+        plan: TritonPlan,
+        scale: float,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """(T, H, E)."""
         metadata = plan.metadata
         tokens = slice(plan.first_token, plan.first_token + len(plan.alone))
-        output_THE = torch.empty_like(query_THE)
+        output_THE = torch.empty_like(query_THE) if out is None else out
         paged_decode(
             query_THE[tokens],
             kv_cache,
@@ -100,6 +109,7 @@ class TritonAttention:
             plan.decodes,
             scale,
             out=output_THE[tokens],
+            launches=plan.decode_launches,
         )
         paged_prefill(
             query_THE,
@@ -113,6 +123,7 @@ class TritonAttention:
             out=output_THE,
             skipped=plan.alone,
             by_pages=plan.by_pages,
+            launches=plan.chunk_launches,
         )
         return output_THE
 

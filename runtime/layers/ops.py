@@ -41,8 +41,10 @@ class FusedRope(Protocol):
         norms: HeadNorms | None,
         kv_cache: torch.Tensor,
         num_heads: int,
+        *,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The queries (T, H, E) of `heads_TNE` (H query, K key, K value heads)."""
+        """The queries (T, H, E) of `heads_TNE` (H query, K key, K value heads), in `out` if any."""
 
 
 class LayerOps(Protocol):

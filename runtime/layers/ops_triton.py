@@ -30,6 +30,8 @@ class TritonOps:
         norms: HeadNorms | None,
         kv_cache: torch.Tensor,
         num_heads: int,
+        *,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """As the protocol says."""
         return kernels.rope_and_cache(
@@ -42,6 +44,7 @@ class TritonOps:
             rope.slot_mapping_T,
             kv_cache,
             num_heads,
+            out,
         )
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:

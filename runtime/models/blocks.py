@@ -46,6 +46,8 @@ class LayerStep:
     """For operations that rotate by themselves."""
     cos_sin: tuple[torch.Tensor, torch.Tensor] | None
     """Cosines and sines of this step's positions, for the others."""
+    queries_THE: torch.Tensor | None = None
+    """Where each layer leaves its queries; None: in memory of their own."""
 
 
 class DecoderAttention(nn.Module):
@@ -84,26 +86,32 @@ class DecoderAttention(nn.Module):
             spec.head_size**-0.5,
         )
 
-    def forward(
-        self, x_TD: torch.Tensor, step: LayerStep, rows_N: torch.Tensor | None = None
-    ) -> torch.Tensor | PartialSum:
-        """(T, D), or (N, D) of tokens `rows_N`: this rank's part of the sum over the group."""
+    def queries(self, x_TD: torch.Tensor, step: LayerStep) -> torch.Tensor:
+        """(T, H, E); keys and values of the step are written into the cache."""
         num_heads, num_kv_heads = self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads
         heads_TNE = self.qkv_proj(x_TD).view(-1, num_heads + 2 * num_kv_heads, self.head_size)
-        if step.rope is not None and self.ops.rope_and_cache is not None:
-            query_THE = self.ops.rope_and_cache(
-                heads_TNE, step.rope, self.head_norms, self.attention.kv_cache, num_heads
-            )
-            output_THE = self.attention.attend(query_THE, step.attention)
-        else:
-            output_THE = self._attend_in_parts(heads_TNE, step)
-        attended = output_THE.flatten(1)
+        if step.rope is None or self.ops.rope_and_cache is None:
+            return self._queries_in_parts(heads_TNE, step)
+        return self.ops.rope_and_cache(
+            heads_TNE,
+            step.rope,
+            self.head_norms,
+            self.attention.kv_cache,
+            num_heads,
+            out=step.queries_THE,
+        )
+
+    def output(
+        self, attended_THE: torch.Tensor, rows_N: torch.Tensor | None = None
+    ) -> torch.Tensor | PartialSum:
+        """(T, D), or (N, D) of tokens `rows_N`: this rank's part of the sum over the group."""
+        attended = attended_THE.flatten(1)
         if rows_N is not None:
             attended = attended.index_select(0, rows_N)
         output: torch.Tensor | PartialSum = self.o_proj(attended)
         return output
 
-    def _attend_in_parts(self, heads_TNE: torch.Tensor, step: LayerStep) -> torch.Tensor:
+    def _queries_in_parts(self, heads_TNE: torch.Tensor, step: LayerStep) -> torch.Tensor:
         assert step.cos_sin is not None
         num_heads = self.qkv_proj.num_heads
         num_rotated = num_heads + self.qkv_proj.num_kv_heads
@@ -113,8 +121,8 @@ class DecoderAttention(nn.Module):
             rotated = torch.cat((self.q_norm(query), self.k_norm(key)), dim=1)
         rotated = rotate(rotated, *step.cos_sin)
         query_THE, key_TKE = rotated[:, :num_heads], rotated[:, num_heads:]
-        attended: torch.Tensor = self.attention(query_THE, key_TKE, value_TKE, step.attention)
-        return attended
+        self.attention.write(key_TKE, value_TKE, step.attention.slot_mapping)
+        return query_THE if step.queries_THE is None else step.queries_THE.copy_(query_THE)
 
     @property
     def head_norms(self) -> HeadNorms | None:
@@ -197,8 +205,25 @@ class DecoderLayer(nn.Module):
         Those of tokens `rows_N` (int64) alone where given: keys and values are written for all,
         and of the last layer nothing else is used.
         """
+        query_THE, residual_TD = self.before_attention(x_TD, residual_TD, step)
+        attended_THE = self.self_attn.attention(query_THE, step.attention)
+        return self.after_attention(attended_THE, residual_TD, rows_N)
+
+    def before_attention(
+        self, x_TD: torch.Tensor | PartialSum, residual_TD: torch.Tensor | None, step: LayerStep
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The queries (T, H, E), and the residual; keys and values are in the cache then."""
         normed_TD, residual_TD = self.input_layernorm.add_and_norm(x_TD, residual_TD)
-        x_TD = self.self_attn(normed_TD, step, rows_N)
+        return self.self_attn.queries(normed_TD, step), residual_TD
+
+    def after_attention(
+        self,
+        attended_THE: torch.Tensor,
+        residual_TD: torch.Tensor,
+        rows_N: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor | PartialSum, torch.Tensor]:
+        """What `forward` gives, from what attention gave."""
+        x_TD = self.self_attn.output(attended_THE, rows_N)
         if rows_N is not None:
             residual_TD = residual_TD.index_select(0, rows_N)
         normed_TD, residual_TD = self.post_attention_layernorm.add_and_norm(x_TD, residual_TD)

@@ -94,13 +94,13 @@ class CausalLM(nn.Module):
         x_TD: torch.Tensor | PartialSum
         residual_TD: torch.Tensor | None
         if self.embed_tokens is not None:
-            x_TD, residual_TD = self.embed_tokens(input_ids_T), None
+            x_TD, residual_TD = self.embed(input_ids_T), None
         else:
             assert intermediate is not None, (
                 "a later pipeline stage needs the previous one's output"
             )
             x_TD, residual_TD = intermediate["hidden"], intermediate["residual"]
-        step = self._layer_step(positions_T, attention)
+        step = self.layer_step(positions_T, attention)
         last = len(self.layers) - 1 if self.norm is not None else None
         for index, layer in enumerate(self.layers):
             rows = rows_N if index == last else None
@@ -108,19 +108,40 @@ class CausalLM(nn.Module):
         if self.norm is None:
             assert residual_TD is not None, "a pipeline stage has at least one layer"
             return {"hidden": total(x_TD), "residual": residual_TD}
+        return self.end(x_TD, residual_TD)
+
+    def embed(self, input_ids_T: torch.Tensor) -> torch.Tensor:
+        """(T, D), on the first stage."""
+        assert self.embed_tokens is not None, "only the first pipeline stage has the embedding"
+        embedded: torch.Tensor = self.embed_tokens(input_ids_T)
+        return embedded
+
+    def end(
+        self, x_TD: torch.Tensor | PartialSum, residual_TD: torch.Tensor | None
+    ) -> torch.Tensor:
+        """What the last layer gave, with the last norm; on the last stage."""
+        assert self.norm is not None, "only the last pipeline stage has the norm"
         normed_TD, _ = self.norm.add_and_norm(x_TD, residual_TD)
         return normed_TD
 
-    def _layer_step(self, positions_T: torch.Tensor, attention: AttentionStep) -> LayerStep:
+    def layer_step(
+        self,
+        positions_T: torch.Tensor,
+        attention: AttentionStep,
+        queries_THE: torch.Tensor | None = None,
+    ) -> LayerStep:
+        """What the layers of a step share; see `LayerStep`."""
         if self._ops.rope_and_cache is None:
             cos_sin = self.rotary.cos_sin(positions_T, self.dtype)
-            return LayerStep(attention=attention, rope=None, cos_sin=cos_sin)
+            return LayerStep(
+                attention=attention, rope=None, cos_sin=cos_sin, queries_THE=queries_THE
+            )
         rope = RopeInputs(
             positions_T=positions_T,
             table_PE=self.rotary.table(self.spec.max_position_embeddings),
             slot_mapping_T=attention.slot_mapping,
         )
-        return LayerStep(attention=attention, rope=rope, cos_sin=None)
+        return LayerStep(attention=attention, rope=rope, cos_sin=None, queries_THE=queries_THE)
 
     def compute_logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
         """Logits (N, V), float32, on every TP rank of the last stage."""

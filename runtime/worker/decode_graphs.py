@@ -63,7 +63,7 @@ class DecodeStep:
         self._query_start_loc = torch.arange(max_num_requests + 1, dtype=torch.int32, device=device)
         head = model.lm_head
         assert head is not None, "a step of decodes samples: it needs the last stage"
-        # One for all graphs: each would keep its own.
+        # One for all steps: each graph would keep its own, and others leave gaps as they grow.
         self._logits = head.weight.new_empty(max_num_requests, len(head.weight))
 
     def metadata(self, num_requests: int) -> ForwardMetadata:
@@ -83,6 +83,10 @@ class DecodeStep:
             query_lens_cpu=[1] * num_requests,
             seq_lens_cpu=[],
         )
+
+    def logits(self, num_rows: int) -> torch.Tensor | None:
+        """Memory for the logits of a step's `num_rows`, if there is so much; until the next one."""
+        return self._logits[:num_rows] if num_rows <= len(self._logits) else None
 
     def run(self, num_requests: int, attention: AttentionStep) -> DecodeOutput:
         """From `packed` to tokens; a collective of the ranks that hold the model."""
@@ -104,7 +108,7 @@ class DecodeStep:
         attention.begin()
         hidden = self._model(used.input_ids, used.positions, attention)
         assert isinstance(hidden, torch.Tensor), "a step of decodes samples: it needs all layers"
-        local_logits = self._model.compute_local_logits(hidden, self._logits[:num_requests])
+        local_logits = self._model.compute_local_logits(hidden, self.logits(num_requests))
         temperature = self._batch.temperature.index_select(0, used.rows)
         token_ids, best = self._sampler.sample(local_logits, temperature)
         self._batch.last_token.index_copy_(0, used.rows.long(), token_ids)
@@ -127,6 +131,14 @@ class DecodeGraphs:
     def largest(self) -> int:
         """Most requests of a step; 0 before `capture`."""
         return self._sizes[-1] if self._sizes else 0
+
+    def size_for(self, num_requests: int) -> int:
+        """Requests of the graph that runs a step of at most `largest`."""
+        return next(size for size in self._sizes if size >= num_requests)
+
+    def logits(self, num_rows: int) -> torch.Tensor | None:
+        """See `DecodeStep.logits`."""
+        return self._step.logits(num_rows)
 
     def capture(self, sizes: Sequence[int], progress: Callable[[float], None]) -> None:
         """Make the graphs, largest first: the others then fit into its memory.
@@ -168,7 +180,7 @@ class DecodeGraphs:
 
         `host_tables` are the block tables of all rows. Does not wait for the device.
         """
-        size = next(size for size in self._sizes if size >= num_requests)
+        size = self.size_for(num_requests)
         columns = self._columns(size)
         array = columns.numpy()
         fill(array)

@@ -1,7 +1,8 @@
 """Steps on a GPU: what was sampled stays there, and the host learns of it while the next step runs.
 
-A step of decodes is a CUDA graph where there is one; others are launched kernel by kernel. Either
-way the host waits for nothing: `execute` gives a `PendingTokens`, which another thread resolves.
+A step of decodes is a CUDA graph where there is one, one with prompts many; others are launched
+kernel by kernel. Either way the host waits for nothing: `execute` gives a `PendingTokens`, which
+another thread resolves.
 Only rows with special sampling (penalties, top-k and top-p, log-probabilities, own seeds) are
 sampled as on a CPU, and waited for.
 """
@@ -17,19 +18,21 @@ import torch
 from vcli.runtime.config import EngineConfig
 from vcli.runtime.distributed.collectives import broadcast
 from vcli.runtime.distributed.parallel_state import ParallelContext
+from vcli.runtime.layers.attention import AttentionStep
 from vcli.runtime.messages import NOT_SAMPLED, KVCacheConfig, ModelRunnerOutput, SchedulerOutput
 from vcli.runtime.models.decoder import CausalLM
 from vcli.runtime.worker.decode_graphs import DecodeGraphs, DecodeStep
 from vcli.runtime.worker.device_batch import DeviceBatch, decode_columns, fits_decode_columns
 from vcli.runtime.worker.device_sampler import DeviceSampler
-from vcli.runtime.worker.input_batch import InputBatch, ScheduledRows
+from vcli.runtime.worker.input_batch import InputBatch, IntArray, ScheduledRows
 from vcli.runtime.worker.metadata import DeviceInputs, build_step_inputs
 from vcli.runtime.worker.model_runner import ModelRunner, SampledStep
 from vcli.runtime.worker.pending_tokens import PendingTokens
+from vcli.runtime.worker.prompt_graphs import PromptGraphs, PromptStep
 from vcli.runtime.worker.replies import PendingResult
 from vcli.runtime.worker.step_ops import StepOps
 from vcli.runtime.worker.transfer import to_tensor
-from vcli.topology.graph_sizes import graph_sizes
+from vcli.topology.graph_sizes import graph_sizes, prompt_graph_sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +64,7 @@ class DeviceModelRunner(ModelRunner):
             self._sampler = DeviceSampler(model.lm_head, context.tp, ops, seed=config.model.seed)
         self._on_device: DeviceBatch | None = None
         self._graphs: DecodeGraphs | None = None
+        self._prompt_graphs: PromptGraphs | None = None
         self._had_graphs = False
 
     def initialize_kv_cache(self, config: KVCacheConfig) -> None:
@@ -77,7 +81,7 @@ class DeviceModelRunner(ModelRunner):
 
     @torch.inference_mode()
     def capture_graphs(self, progress: Callable[[float], None]) -> int:
-        """Make a graph for each batch size; gives how many. A collective of all ranks."""
+        """Make the graphs; gives how many sizes of steps have some. A collective of all ranks."""
         on_device, sampler = self._on_device, self._sampler
         if (
             self._config.enforce_eager
@@ -98,10 +102,28 @@ class DeviceModelRunner(ModelRunner):
             max_num_requests=sizes[-1],
             max_seq_len=self._config.model.max_model_len,
         )
+        prompts = self._prompt_sizes()
+        part = len(sizes) / (len(sizes) + len(prompts))
         self._graphs = DecodeGraphs(self.model, step, on_device.scratch_row)
-        self._graphs.capture(sizes, progress)
+        self._graphs.capture(sizes, lambda done: progress(done * part))
+        if prompts:
+            self._prompt_graphs = PromptGraphs(self._prompt_step(prompts[-1]))
+            self._prompt_graphs.capture(prompts, lambda done: progress(part + done * (1 - part)))
         self._had_graphs = True
-        return len(sizes)
+        return len(sizes) + len(prompts)
+
+    def _prompt_sizes(self) -> list[int]:
+        limits = self._config
+        return prompt_graph_sizes(
+            limits.model.spec, limits.plan.config, limits.scheduler.max_num_batched_tokens
+        )
+
+    def _prompt_step(self, max_num_tokens: int) -> PromptStep:
+        return PromptStep(
+            self.model,
+            max_num_tokens=max_num_tokens,
+            scratch_slot=self._scratch_block * self._block_size,
+        )
 
     def sleep(self) -> None:
         """As the base; graphs hold addresses of what goes away."""
@@ -188,8 +210,33 @@ class DeviceModelRunner(ModelRunner):
             self._insert_own_tokens(on_device, step, tensors, last_tokens)
             hidden = self._run_layers(tensors, last_tokens[step.samples])
             if hidden is not None:
-                logits = self.model.compute_local_logits(hidden)
+                out = None if self._graphs is None else self._graphs.logits(len(hidden))
+                logits = self.model.compute_local_logits(hidden, out)
+                logits = logits[: int(step.samples.sum())]
         return _LocalLogits(step=step, logits_NV=logits, keeps_samples=output.keeps_samples)
+
+    def _rows(self, tokens: IntArray, num_tokens: int) -> IntArray | None:
+        """As the base, padded to what the decode graphs have tried.
+
+        A product of another number of rows may need a kernel that the driver has not loaded yet,
+        and loading waits for the device.
+        """
+        if self._graphs is None or not 0 < len(tokens) <= self._graphs.largest:
+            return super()._rows(tokens, num_tokens)
+        padding = self._graphs.size_for(len(tokens)) - len(tokens)
+        return np.pad(tokens, (0, padding), mode="edge")
+
+    def _call_model(
+        self,
+        inputs: DeviceInputs,
+        attention: AttentionStep,
+        received: dict[str, torch.Tensor] | None,
+        rows_N: torch.Tensor | None,
+    ) -> torch.Tensor | dict[str, torch.Tensor]:
+        graphs = self._prompt_graphs
+        if graphs is None or inputs.metadata.num_tokens > graphs.largest:
+            return super()._call_model(inputs, attention, received, rows_N)
+        return graphs.run(inputs, attention, rows_N)
 
     def _insert_own_tokens(
         self,
@@ -267,3 +314,6 @@ class DeviceModelRunner(ModelRunner):
             torch.cuda.synchronize(self._device)
             self._graphs.release()
             self._graphs = None
+        if self._prompt_graphs is not None:
+            self._prompt_graphs.release()
+            self._prompt_graphs = None

@@ -237,14 +237,35 @@ class ModelRunner:
             buffers = self.model.empty_intermediate(inputs.metadata.num_tokens)
             received = recv_tensors(buffers, self._pp)
         rows_N = None
-        if self._pp.is_last and 0 < len(tokens) < inputs.metadata.num_tokens:
-            rows_N = to_tensor(tokens.astype(np.int64), self._device)
-        hidden = self.model(inputs.input_ids_T, inputs.positions_T, attention, received, rows_N)
+        if (
+            self._pp.is_last
+            and (rows := self._rows(tokens, inputs.metadata.num_tokens)) is not None
+        ):
+            rows_N = to_tensor(rows.astype(np.int64), self._device)
+        hidden = self._call_model(inputs, attention, received, rows_N)
         if isinstance(hidden, dict):
             send_tensors(hidden, self._pp)
             return None
-        assert isinstance(hidden, torch.Tensor)
         return hidden if len(tokens) else None
+
+    def _rows(self, tokens: IntArray, num_tokens: int) -> IntArray | None:
+        """The tokens that go through the whole last layer: one at least; None for all of them."""
+        if not len(tokens):
+            return np.zeros(1, dtype=np.int32)
+        return tokens if len(tokens) < num_tokens else None
+
+    def _call_model(
+        self,
+        inputs: DeviceInputs,
+        attention: AttentionStep,
+        received: dict[str, torch.Tensor] | None,
+        rows_N: torch.Tensor | None,
+    ) -> torch.Tensor | dict[str, torch.Tensor]:
+        """As `CausalLM.forward`."""
+        hidden: torch.Tensor | dict[str, torch.Tensor] = self.model(
+            inputs.input_ids_T, inputs.positions_T, attention, received, rows_N
+        )
+        return hidden
 
     def _finish(self, sampling: SampledStep) -> ModelRunnerOutput | PendingResult | None:
         step = sampling.step

@@ -23,6 +23,8 @@ from vcli.runtime.worker.step_ops import TorchStepOps
 FAMILY = "qwen3"
 #: Steps of 3, 5 and 9 requests are padded to graphs of 4, 8 and 16.
 PADDED = {3, 5, 9}
+#: Steps of these numbers of tokens, prompts among them: one fills its graphs, others pad them.
+PROMPTS = {24, 50, 103}
 LIMIT = {"float32": 1e-3, "bfloat16": 2e-2}
 
 
@@ -90,6 +92,7 @@ def test_so_they_have_on_a_runner_that_keeps_the_batch_on_its_device(is_late, ha
         rerun_graphs(runner)
     assert_alike(run.together(), expected(), 1e-4)
     assert (set(run.replayed) >= PADDED) == has_graphs
+    assert (set(run.prompts) >= PROMPTS) == has_graphs
 
 
 @cache
@@ -101,6 +104,7 @@ def logits_on_gpu(dtype, attention, *, eager, is_late=False):
         assert (num_graphs > 0) == (not eager)
         logits = run.together()
         assert (set(run.replayed) >= PADDED) == (not eager)
+        assert (set(run.prompts) >= PROMPTS) == (not eager)
     finally:
         runner.release()
         torch.cuda.empty_cache()

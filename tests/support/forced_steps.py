@@ -63,6 +63,8 @@ class ForcedRun(LogitRecorder):
         self.logits = {}
         self.replayed: list[int] = []
         """Requests in each step that was a graph."""
+        self.prompts: list[int] = []
+        """Tokens in each step that was graphs between attentions."""
         self._runner = runner
         self._is_late = is_late
         self._sequences = []
@@ -130,13 +132,19 @@ class ForcedRun(LogitRecorder):
         graphs = getattr(self._runner, "_graphs", None)
         if graphs is None:
             return
-        replay = graphs.replay
+        prompts = self._runner._prompt_graphs
+        replay, run = graphs.replay, prompts.run
 
         def counted(num_requests, *arguments):
             self.replayed.append(num_requests)
             return replay(num_requests, *arguments)
 
+        def counted_prompts(inputs, *arguments):
+            self.prompts.append(inputs.metadata.num_tokens)
+            return run(inputs, *arguments)
+
         graphs.replay = counted
+        prompts.run = counted_prompts
 
 
 def told_no_tokens(output):

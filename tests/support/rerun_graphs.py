@@ -1,4 +1,4 @@
-"""Decode graphs on a CPU: what would be captured runs again at each replay, padding included."""
+"""Graphs on a CPU: what would be captured runs again at each replay, padding included."""
 
 from dataclasses import fields, replace
 
@@ -13,6 +13,7 @@ from vcli.runtime.worker.decode_graphs import (
     _Captured,
 )
 from vcli.runtime.worker.device_batch import NUM_COLUMNS
+from vcli.runtime.worker.prompt_graphs import PromptGraphs
 from vcli.topology.graph_sizes import graph_sizes
 
 
@@ -30,9 +31,9 @@ class LatePlan(TorchAttention):
         plan.seq_lens.clamp_(min=1)
         self._late = self.plan(replace(plan, seq_lens_cpu=plan.seq_lens.tolist()))
 
-    def attend(self, query_THE, kv_cache, plan, scale):
+    def attend(self, query_THE, kv_cache, plan, scale, out=None):
         """As the base, by what `begin` found."""
-        return super().attend(query_THE, kv_cache, self._late, scale)
+        return super().attend(query_THE, kv_cache, self._late, scale, out)
 
 
 class Rerun:
@@ -73,6 +74,29 @@ class RerunGraphs(DecodeGraphs):
         self._sizes = list(sizes)
 
 
+class RerunPiece:
+    """In the place of a CUDA graph between two attentions, which leaves all in buffers."""
+
+    def __init__(self, run) -> None:
+        self.replay = run
+
+
+class RerunPrompts(PromptGraphs):
+    """`PromptGraphs` whose graphs are `RerunPiece`s."""
+
+    def capture(self, sizes, progress) -> None:
+        """A list for each size."""
+        del progress
+        self._captured = {
+            size: [
+                RerunPiece(lambda index=index, size=size: self._step.run_piece(index, size))
+                for index in range(len(self._step.layers))
+            ]
+            for size in sizes
+        }
+        self._sizes = list(sizes)
+
+
 def rerun_graphs(runner) -> None:
     """Give a `DeviceModelRunner` on a CPU, which has a KV cache, such graphs."""
     limits, on_device = runner._config, runner._on_device
@@ -90,3 +114,6 @@ def rerun_graphs(runner) -> None:
     runner._graphs = RerunGraphs(runner.model, step, on_device.scratch_row, scratch_slot)
     with torch.inference_mode():
         runner._graphs.capture(sizes, None)
+    prompts = runner._prompt_sizes()
+    runner._prompt_graphs = RerunPrompts(runner._prompt_step(prompts[-1]))
+    runner._prompt_graphs.capture(prompts, None)

@@ -106,7 +106,8 @@ def test_graphs_cost_more_with_more_sizes_and_nothing_where_there_are_none():
     torch_plan, _ = planned(host, attention="torch")
     assert planned_graph_bytes(torch_plan, LIMITS) == 0
     stages = ParallelConfig(pipeline_parallel_size=2)
-    assert graph_bytes(SPEC, stages, dtype="bfloat16", max_num_seqs=256) == 0
+    limits = {"max_num_seqs": 256, "max_num_batched_tokens": 8192}
+    assert graph_bytes(SPEC, stages, dtype="bfloat16", **limits) == 0
 
 
 PLANNED = MemoryItems(

@@ -17,6 +17,7 @@ import triton.language as tl
 from vcli.runtime.layers.kernels.decode_plan import COUNT, END, FIRST, ROW, START, DecodePlan
 from vcli.runtime.layers.kernels.launch import (
     LINE,
+    LayerLaunches,
     next_power_of_2,
     pdl_options,
     prefetch_lines,
@@ -189,6 +190,7 @@ def paged_decode(
     plan: DecodePlan,
     scale: float,
     out: torch.Tensor | None = None,
+    launches: LayerLaunches | None = None,
 ) -> torch.Tensor:
     """(R, H, E), in `out` where one is given: the queries that `plan` was made for.
 
@@ -209,7 +211,10 @@ def paged_decode(
     if tuning.by_pages and kv_cache.is_contiguous():
         from vcli.runtime.layers.kernels.decode_hopper import paged_decode_hopper
 
-        paged_decode_hopper(query_RHE, kv_cache, block_tables, plan, scale, output_RHE)
+        paged_decode_hopper(
+            query_RHE, kv_cache, block_tables, plan, scale, output_RHE,
+            launches or LayerLaunches(),
+        )  # fmt: skip
         return output_RHE
     padded_group = next_power_of_2(group)
     merged = tuning.num_warps * 1024 // (padded_group * head_size)

@@ -26,7 +26,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from vcli.runtime.layers.kernels.decode_plan import COUNT, END, FIRST, ROW, START, DecodePlan
 from vcli.runtime.layers.kernels.gluon_names import thread_barrier
-from vcli.runtime.layers.kernels.launch import next_power_of_2, pdl_options
+from vcli.runtime.layers.kernels.launch import LayerLaunches, next_power_of_2, pdl_options
 from vcli.runtime.layers.kernels.page_fetch import (
     CHUNK,
     DESCRIPTORS,
@@ -258,13 +258,15 @@ def paged_decode_hopper(
     plan: DecodePlan,
     scale: float,
     output_RHE: torch.Tensor,
+    launches: LayerLaunches,
 ) -> None:
     """Fills `output_RHE`; arguments as `paged_decode` has checked them, the cache contiguous."""
     num_kv_heads, head_size = kv_cache.shape[3:]
     group = query_RHE.shape[1] // num_kv_heads
     padded_group = next_power_of_2(group)
     merged = MERGED_VALUES * 32 * NUM_WARPS // (max(padded_group, NUM_WARPS) * max(head_size, 128))
-    _hopper_kernel[(num_kv_heads, plan.num_items)](
+    launches.launch(
+        _hopper_kernel, (num_kv_heads, plan.num_items, 1),
         DESCRIPTORS.of(kv_cache), query_RHE, block_tables, plan.work, output_RHE,
         plan.workspace.partial, plan.workspace.partial_lse, plan.workspace.tickets,
         scale / math.log(2.0), plan.num_items, block_tables.stride(0),

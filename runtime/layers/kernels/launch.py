@@ -38,6 +38,30 @@ def pdl_options() -> dict[str, Any]:
     return {"PDL": True, "launch_pdl": True} if PdlSwitch.is_on else {"PDL": False}
 
 
+class LayerLaunches:
+    """The launches of one kernel by the layers of a step, which differ in addresses alone.
+
+    Triton looks for the compiled kernel at every launch, by the types and values of all arguments,
+    which takes the host longer than the launch itself. Here only the first layer's does.
+    """
+
+    def __init__(self) -> None:
+        self._compiled: Any = None
+        self._constants: tuple[Any, ...] = ()
+
+    def launch(
+        self, kernel: Any, grid: tuple[int, int, int], *arguments: Any, **constants: Any
+    ) -> None:
+        """As `kernel[grid](*arguments, **constants)`."""
+        if self._compiled is not None:
+            self._compiled[grid](*arguments, *self._constants)
+            return
+        # None in the interpreter.
+        self._compiled = kernel[grid](*arguments, **constants)
+        names = kernel.arg_names[len(arguments) :]
+        self._constants = tuple(constants[name] for name in names)
+
+
 @triton.jit
 def wait_for_previous(PDL: tl.constexpr):
     """Lets the next kernel be set up, then waits until the previous one's writes are visible."""

@@ -14,7 +14,12 @@ import torch
 import triton
 import triton.language as tl
 
-from vcli.runtime.layers.kernels.launch import ceil_div, pdl_options, wait_for_previous
+from vcli.runtime.layers.kernels.launch import (
+    LayerLaunches,
+    ceil_div,
+    pdl_options,
+    wait_for_previous,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +145,7 @@ def paged_prefill(
     skipped: range = range(0),
     tuning: PrefillTuning | None = None,
     by_pages: bool = False,
+    launches: LayerLaunches | None = None,
 ) -> torch.Tensor:
     """(T, H, E), in `out` where one is given; rows of other tokens are left as they are.
 
@@ -163,7 +169,7 @@ def paged_prefill(
 
         paged_prefill_hopper(
             query_THE, kv_cache, block_tables, rows_R, query_start_loc, seq_lens_R,
-            max_query_len, scale, output_THE, skipped,
+            max_query_len, scale, output_THE, skipped, launches or LayerLaunches(),
         )  # fmt: skip
         return output_THE
     num_rows = max_query_len * group

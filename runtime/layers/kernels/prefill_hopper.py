@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from vcli.runtime.layers.kernels.gluon_names import thread_barrier
-from vcli.runtime.layers.kernels.launch import ceil_div, pdl_options
+from vcli.runtime.layers.kernels.launch import LayerLaunches, ceil_div, pdl_options
 from vcli.runtime.layers.kernels.page_fetch import (
     CHUNK,
     DESCRIPTORS,
@@ -194,12 +194,14 @@ def paged_prefill_hopper(
     scale: float,
     output_THE: torch.Tensor,
     skipped: range,
+    launches: LayerLaunches,
 ) -> None:
     """Fills `output_THE`; arguments as `paged_prefill` has checked them, the cache contiguous."""
     num_kv_heads, head_size = kv_cache.shape[3:]
     group = query_THE.shape[1] // num_kv_heads
     grid = (ceil_div(max_query_len * group, ROWS), num_kv_heads, len(seq_lens_R) - len(skipped))
-    _hopper_kernel[grid](
+    launches.launch(
+        _hopper_kernel, grid,
         DESCRIPTORS.of(kv_cache), query_THE, block_tables, rows_R, query_start_loc, seq_lens_R,
         output_THE, scale / math.log(2.0), skipped.start, len(skipped), block_tables.stride(0),
         kv_cache.shape[1] * kv_cache.shape[2],

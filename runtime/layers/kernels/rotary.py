@@ -85,9 +85,11 @@ def rope_and_cache(
     slot_mapping_T: torch.Tensor,
     kv_cache: torch.Tensor,
     num_heads: int,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The queries (T, H, E), rotated; keys, rotated, and values go to the slots of the cache.
 
+    The queries are in `out` where one is given.
     `qkv_TNE` holds H query, K key and K value heads. `cos_sin` (positions, E) is float32: E/2
     cosines, then E/2 sines. With `q_norm` and `k_norm` (E) the heads are normed first. A token
     with a slot below 0 writes nothing.
@@ -97,7 +99,8 @@ def rope_and_cache(
     assert qkv_TNE.is_contiguous()
     assert kv_cache.stride(4) == 1
     assert head_size == next_power_of_2(head_size), f"head size {head_size}"
-    query_THE = qkv_TNE.new_empty(num_tokens, num_heads, head_size)
+    query_THE = qkv_TNE.new_empty(num_tokens, num_heads, head_size) if out is None else out
+    assert query_THE.is_contiguous()
     q_weight, k_weight = (cos_sin if norm is None else norm for norm in (q_norm, k_norm))
     if num_tokens:
         _rope_and_cache_kernel[(num_tokens, ceil_div(num_all_heads, HEADS_PER_PROGRAM))](
