@@ -75,7 +75,8 @@ Bundle = Annotated[
     str | None,
     typer.Option(
         "--bundle",
-        help="Write report, versions and system files for an issue, secrets removed.",
+        help="Write report, versions and system files for an issue, secrets removed: a .tgz or "
+        ".tar.gz.",
         metavar="FILE.tgz",
         show_default=False,
         rich_help_panel=_FILES,

@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from vcli.cli.doctor_facts import DoctorRequest, make_context
 from vcli.cli.doctor_page import PageFile
@@ -39,6 +39,8 @@ from vcli.diagnostics.redact import redact, redact_values
 from vcli.diagnostics.repairs import repair
 from vcli.diagnostics.text import plural
 from vcli.topology import ConfigError, ExitStatus, ParallelConfig, VcliError, plan_to_json
+
+BUNDLE_SUFFIXES: Final = (".tgz", ".tar.gz")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +189,7 @@ class DoctorSession:
             has_color=self.environment.has_color(stdout),
             has_marks=can_show_marks(stdout.encoding),
             is_verbose=self.is_verbose,
+            is_terminal=stdout.isatty(),
         )
         text = report_view(report, context, style)
         return text if changes is None else f"{text}\n{redact(changes_view(changes))}"
@@ -205,6 +208,11 @@ class DoctorSession:
         ):
             if typed is not None:
                 PageFile.at(typed, cwd, usual)
+        if files.bundle is not None and not files.bundle.endswith(BUNDLE_SUFFIXES):
+            raise ConfigError(
+                f"--bundle {files.bundle}: a bundle is a {' or '.join(BUNDLE_SUFFIXES)}",
+                hint=f"--bundle {Path(files.bundle).with_suffix('.tgz')}",
+            )
         return None if files.html is None else PageFile.at(files.html, cwd)
 
     def _write_page(

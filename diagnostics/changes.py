@@ -8,7 +8,15 @@ from typing import Final
 
 from vcli.diagnostics.check import CheckResult, Status
 
-_NUMBER: Final = re.compile(r"\d+(?:\.\d+)?")
+_NUMBER: Final = re.compile(
+    r"(?P<number>\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)?)"
+    r"(?: ?(?:(?P<unit>[KMGT]?i?B|µs|ms|s|min|h)\b)?(?P<rate>/s\b)?)?"
+)
+_TIMES: Final = ("µs", "ms", "s", "min", "h")
+_SCALES: Final = {
+    "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
+    "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+}  # fmt: skip
 #: Free memory and the like are never twice the same.
 _STEADY_PART: Final = 0.1
 _SEVERITY: Final = {
@@ -67,10 +75,34 @@ def changes_between(
 
 
 def is_same_measurement(one: str, other: str) -> bool:
-    """Whether two texts differ by no more than a tenth in each of their numbers."""
+    """Whether two texts differ by no more than a tenth in each of their numbers.
+
+    How long something took, and how fast it went, is different in each round: only the verdict
+    tells more of it.
+    """
     if one == other:
         return True
-    if _NUMBER.sub("#", one) != _NUMBER.sub("#", other):
+    if _NUMBER.sub(_place, one) != _NUMBER.sub(_place, other):
         return False
-    pairs = zip(_NUMBER.findall(one), _NUMBER.findall(other), strict=True)
-    return all(abs(float(a) - float(b)) <= _STEADY_PART * max(float(a), float(b)) for a, b in pairs)
+    pairs = zip(_values(one), _values(other), strict=True)
+    return all(abs(a - b) <= _STEADY_PART * max(a, b) for a, b in pairs)
+
+
+def _is_noise(match: re.Match[str]) -> bool:
+    return match["unit"] in _TIMES or match["rate"] is not None
+
+
+def _place(match: re.Match[str]) -> str:
+    """What stands for a number when the words are compared."""
+    if _is_noise(match):
+        return "#/s" if match["rate"] else "#s"
+    return "#B" if match["unit"] in _SCALES else "#" + match[0].removeprefix(match["number"])
+
+
+def _values(text: str) -> list[float]:
+    """The numbers that count, sizes in bytes."""
+    return [
+        float(match["number"].replace(",", "")) * _SCALES.get(match["unit"] or "", 1)
+        for match in _NUMBER.finditer(text)
+        if not _is_noise(match)
+    ]

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from itertools import product
 from typing import NamedTuple
 
 from vcli.topology.sizes import ParallelSizes
@@ -61,13 +60,13 @@ class RankGrid:
 
     def slices(self, order: Sequence[Axis], slice_size: int) -> tuple[tuple[int, ...], ...]:
         """All ranks with the axes re-ordered (last fastest), cut in slices of `slice_size`."""
-        steps = [
-            range(0, self.sizes[axis] * self.strides[axis], self.strides[axis]) for axis in order
-        ]
-        ranks = [sum(offsets) for offsets in product(*steps)]
-        return tuple(
-            tuple(ranks[start : start + slice_size]) for start in range(0, len(ranks), slice_size)
-        )
+        ranks = [0]
+        for axis in order:
+            stride = self.strides[axis]
+            steps = range(0, self.sizes[axis] * stride, stride)
+            ranks = [rank + step for rank in ranks for step in steps]
+        # The same iterator so many times: each tuple takes the next ones.
+        return tuple(zip(*[iter(ranks)] * slice_size, strict=True))
 
 
 def torch_world_grid(config: ParallelSizes) -> RankGrid:

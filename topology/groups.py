@@ -12,7 +12,7 @@
 The order decides in which sequence groups are created, which must be the same on all ranks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -136,17 +136,21 @@ def groups_of_rank(groups: Mapping[GroupKind, Groups], rank: int) -> tuple[Group
 
 
 def group_memberships(
-    groups: Mapping[GroupKind, Groups], num_ranks: int
-) -> tuple[tuple[GroupMembership, ...], ...]:
-    """`groups_of_rank` for every rank of the torch world, in one pass."""
-    table: list[list[GroupMembership]] = [[] for _ in range(num_ranks)]
+    groups: Mapping[GroupKind, Groups], wanted: Collection[int]
+) -> dict[int, tuple[GroupMembership, ...]]:
+    """`groups_of_rank` for every rank in `wanted`, in one pass."""
+    table: dict[int, list[GroupMembership]] = {rank: [] for rank in wanted}
+    has_no_wanted = table.keys().isdisjoint
     for kind, kind_groups in groups.items():
         for ranks in kind_groups:
+            if has_no_wanted(ranks):
+                continue
             for rank_in_group, rank in enumerate(ranks):
-                table[rank].append(
-                    GroupMembership(kind=kind, ranks=ranks, rank_in_group=rank_in_group)
-                )
-    return tuple(tuple(row) for row in table)
+                if rank in table:
+                    table[rank].append(
+                        GroupMembership(kind=kind, ranks=ranks, rank_in_group=rank_in_group)
+                    )
+    return {rank: tuple(row) for rank, row in table.items()}
 
 
 def group_spec(kind: GroupKind) -> GroupSpec:

@@ -6,7 +6,7 @@ are bytes per second in one direction.
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +18,7 @@ _GB: Final = 10**9
 
 #: Most GPUs of an assumed node; the links between all pairs are written out.
 MAX_GPUS_PER_NODE: Final = 64
+_MAX_SHOWN: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,7 @@ class GpuKind:
     pcie_bytes_per_s: float
     flops: float
     """Dense 16-bit multiply-adds counted as two operations, per second."""
+    compute_capability: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +62,11 @@ def _kind(
     memory: float,
     link: float,
     tflops: float,
+    cc: tuple[int, int],
 ) -> GpuKind:
-    """A row of the table: memory in GiB, speeds in GB/s, compute in TFLOP/s."""
-    # PCIe gen 5 x16 where NVLink 4 or newer is, gen 4 x16 on the others.
-    pcie_gb_s = 63.0 if link >= 200 and name not in ("a100", "a100-40gb") else 31.5
+    """A row of the table: memory in GiB, speeds in GB/s, compute in TFLOP/s, its capability."""
+    # x16 of the generation that came with the architecture.
+    pcie_gb_s = 63.0 if cc >= (9, 0) else 31.5 if cc >= (8, 0) else 15.75
     return GpuKind(
         name=name,
         title=title,
@@ -72,28 +75,48 @@ def _kind(
         nvlink_bytes_per_s=link * _GB,
         pcie_bytes_per_s=pcie_gb_s * _GB,
         flops=tflops * 1e12,
+        compute_capability=cc,
     )
 
 
 GPU_KINDS: Final[Mapping[str, GpuKind]] = {
     kind.name: kind
     for kind in (
-        _kind("b200", "NVIDIA B200", gib=180, memory=7700, link=900, tflops=2250),
-        _kind("h200", "NVIDIA H200", gib=141, memory=4800, link=450, tflops=989),
-        _kind("h100", "NVIDIA H100 80GB HBM3", gib=80, memory=3350, link=450, tflops=989),
-        _kind("h800", "NVIDIA H800", gib=80, memory=3350, link=200, tflops=989),
-        _kind("h20", "NVIDIA H20", gib=96, memory=4000, link=450, tflops=148),
-        _kind("a100", "NVIDIA A100-SXM4-80GB", gib=80, memory=2039, link=300, tflops=312),
-        _kind("a100-40gb", "NVIDIA A100-SXM4-40GB", gib=40, memory=1555, link=300, tflops=312),
-        _kind("l40s", "NVIDIA L40S", gib=48, memory=864, link=0, tflops=362),
-        _kind("l4", "NVIDIA L4", gib=24, memory=300, link=0, tflops=121),
-        _kind("a10", "NVIDIA A10", gib=24, memory=600, link=0, tflops=125),
-        _kind("t4", "Tesla T4", gib=16, memory=320, link=0, tflops=65),
-        _kind("rtx4090", "NVIDIA GeForce RTX 4090", gib=24, memory=1008, link=0, tflops=165),
-        _kind("rtx3090", "NVIDIA GeForce RTX 3090", gib=24, memory=936, link=0, tflops=71),
+        _kind("b200", "NVIDIA B200", gib=180, memory=7700, link=900, tflops=2250, cc=(10, 0)),
+        _kind("h200", "NVIDIA H200", gib=141, memory=4800, link=450, tflops=989, cc=(9, 0)),
+        _kind(
+            "h100", "NVIDIA H100 80GB HBM3", gib=80, memory=3350, link=450, tflops=989, cc=(9, 0)
+        ),
+        _kind("h800", "NVIDIA H800", gib=80, memory=3350, link=200, tflops=989, cc=(9, 0)),
+        _kind("h20", "NVIDIA H20", gib=96, memory=4000, link=450, tflops=148, cc=(9, 0)),
+        _kind(
+            "a100", "NVIDIA A100-SXM4-80GB", gib=80, memory=2039, link=300, tflops=312, cc=(8, 0)
+        ),
+        _kind(
+            "a100-40gb",
+            "NVIDIA A100-SXM4-40GB",
+            gib=40,
+            memory=1555,
+            link=300,
+            tflops=312,
+            cc=(8, 0),
+        ),
+        _kind("l40s", "NVIDIA L40S", gib=48, memory=864, link=0, tflops=362, cc=(8, 9)),
+        _kind("l4", "NVIDIA L4", gib=24, memory=300, link=0, tflops=121, cc=(8, 9)),
+        _kind("a10", "NVIDIA A10", gib=24, memory=600, link=0, tflops=125, cc=(8, 6)),
+        _kind("t4", "Tesla T4", gib=16, memory=320, link=0, tflops=65, cc=(7, 5)),
+        _kind("v100", "Tesla V100-SXM2-32GB", gib=32, memory=900, link=150, tflops=125, cc=(7, 0)),
+        _kind(
+            "rtx4090", "NVIDIA GeForce RTX 4090", gib=24, memory=1008, link=0, tflops=165, cc=(8, 9)
+        ),
+        _kind(
+            "rtx3090", "NVIDIA GeForce RTX 3090", gib=24, memory=936, link=0, tflops=71, cc=(8, 6)
+        ),
     )
 }
 DEFAULT_GPU: Final = "h100"
+#: dtype -> least compute capability that computes in it.
+_LEAST_CAPABILITY: Final[Mapping[str, tuple[int, int]]] = {"bfloat16": (8, 0), "float16": (6, 0)}
 
 _LINK: Final = re.compile(
     r"^(?:(\d+)\s*[x*]\s*)?(\d+(?:\.\d+)?)\s*([GMT])(?:b|bit|bits|bps|bit/s)?(?:ps|/s)?$",
@@ -116,6 +139,25 @@ def gpu_kind(name: str) -> GpuKind:
         f"GPU kind {name!r} is not in the table",
         hint=f"--gpu: {', '.join(near or GPU_KINDS)}; or --facts FILE saved on such a machine",
     )
+
+
+def gpus_without(dtype: str, gpus: Sequence[GpuFacts]) -> tuple[str, str] | None:
+    """What the first GPUs that can't compute in `dtype` lack, and the type to use instead.
+
+    None where all can; a GPU of unknown compute capability can.
+    """
+    least = _LEAST_CAPABILITY.get(dtype, (0, 0))
+    old = [gpu for gpu in gpus if gpu.compute_capability and gpu.compute_capability < least]
+    if not old:
+        return None
+    shown = [
+        f"GPU {gpu.index} {gpu.name} has {'.'.join(map(str, gpu.compute_capability or ()))}"
+        for gpu in old[:_MAX_SHOWN]
+    ]
+    more = f" and {len(old) - _MAX_SHOWN} more" if len(old) > _MAX_SHOWN else ""
+    need = f"{dtype} needs compute capability {least[0]}.{least[1]}"
+    other = "float16" if dtype == "bfloat16" else "float32"
+    return f"{need}: {', '.join(shown)}{more}", other
 
 
 def kind_of_gpu(gpu: GpuFacts) -> GpuKind | None:
@@ -170,6 +212,7 @@ def assumed_gpu_host(
         GpuFacts(
             index=index,
             name=kind.title,
+            compute_capability=kind.compute_capability,
             memory_total_bytes=kind.memory_bytes,
             memory_free_bytes=kind.memory_bytes,
             numa_node=int(index >= half),

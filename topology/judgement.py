@@ -90,7 +90,7 @@ def _network(
         id_, what, remedy = remedies[transfer.kind]
         if not transfer.num_calls:
             continue
-        if hardware.network is None:
+        if transfer.seconds is None or hardware.network is None:
             yield (
                 id_,
                 f"{what}: {transfer.network_bytes:,} bytes leave a node in a step of "

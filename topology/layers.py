@@ -1,8 +1,11 @@
 """Which decoder layers each pipeline stage holds."""
 
+from functools import lru_cache
+
 from vcli.topology.errors import ConfigError
 
 
+@lru_cache(maxsize=256)
 def layer_ranges(
     num_layers: int, num_stages: int, partition: tuple[int, ...] | None = None
 ) -> tuple[range, ...]:

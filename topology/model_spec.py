@@ -129,6 +129,8 @@ class ModelSpec:
     def has_dense_mlp(self) -> bool:
         """Whether any layer has an MLP without experts."""
         moe = self.moe
+        if moe is not None and moe.decoder_sparse_step == 1 and not moe.mlp_only_layers:
+            return False
         return moe is None or not all(moe.is_sparse_layer(i) for i in range(self.num_layers))
 
     @property

@@ -1,6 +1,7 @@
 """Which node and device each rank runs on."""
 
 from collections import Counter
+from functools import lru_cache
 from typing import NamedTuple
 
 from vcli.topology.errors import PlacementError
@@ -24,6 +25,18 @@ class RankPlacement(NamedTuple):
     device_index: int
 
 
+class _Blocks(NamedTuple):
+    """All that placement takes from a deployment; layouts of as many ranks have it in common."""
+
+    external_size: int
+    dp: int
+    world_size: int
+    local_world_size: int
+    replicas_on_node: int
+    nnodes_within_dp: int
+    is_one_world: bool
+
+
 def place_ranks(config: ParallelSizes) -> tuple[RankPlacement, ...]:
     """All ranks, ordered by external copy, replica and rank.
 
@@ -31,18 +44,39 @@ def place_ranks(config: ParallelSizes) -> tuple[RankPlacement, ...]:
     one after the other. Copies for an external trainer are placed as if on one node: where they
     run is the trainer's affair.
     """
-    world_size, local_world_size = config.world_size, config.local_world_size
-    replicas_on_node, nnodes_within_dp = config.node_data_parallel_size, config.nnodes_within_dp
-    is_one_world, world_across_dp = config.is_one_world, config.world_size_across_dp
-    copy_size = world_across_dp if is_one_world else world_size
+    return _place(_blocks(config))
+
+
+def world_places(config: ParallelSizes) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Node and device of each rank of a torch world, by global rank; of several, the last."""
+    return _world_places(_blocks(config))
+
+
+def _blocks(config: ParallelSizes) -> _Blocks:
+    return _Blocks(
+        external_size=config.external_data_parallel_size,
+        dp=config.dp,
+        world_size=config.world_size,
+        local_world_size=config.local_world_size,
+        replicas_on_node=config.node_data_parallel_size,
+        nnodes_within_dp=config.nnodes_within_dp,
+        is_one_world=config.is_one_world,
+    )
+
+
+@lru_cache(maxsize=16)
+def _place(blocks: _Blocks) -> tuple[RankPlacement, ...]:
+    world_size, local_world_size = blocks.world_size, blocks.local_world_size
+    world_across_dp = world_size * blocks.dp
+    copy_size = world_across_dp if blocks.is_one_world else world_size
     placements = []
-    for external_dp_rank in range(config.external_data_parallel_size):
-        for dp_rank in range(config.dp):
-            node_group, dp_local_rank = divmod(dp_rank, replicas_on_node)
-            first_node = node_group * nnodes_within_dp
+    for external_dp_rank in range(blocks.external_size):
+        for dp_rank in range(blocks.dp):
+            node_group, dp_local_rank = divmod(dp_rank, blocks.replicas_on_node)
+            first_node = node_group * blocks.nnodes_within_dp
             first_device = external_dp_rank * world_across_dp + dp_local_rank * local_world_size
             first_global = external_dp_rank * copy_size + (
-                dp_rank * world_size if is_one_world else 0
+                dp_rank * world_size if blocks.is_one_world else 0
             )
             for rank in range(world_size):
                 node_in_group, local_rank = divmod(rank, local_world_size)
@@ -58,6 +92,16 @@ def place_ranks(config: ParallelSizes) -> tuple[RankPlacement, ...]:
                     )
                 )
     return tuple(placements)
+
+
+@lru_cache(maxsize=16)
+def _world_places(blocks: _Blocks) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    placed = {place.global_rank: place for place in _place(blocks)}
+    ordered = [placed[rank] for rank in range(len(placed))]
+    return (
+        tuple(place.node_rank for place in ordered),
+        tuple(place.device_index for place in ordered),
+    )
 
 
 def max_ranks_on_a_node(placements: tuple[RankPlacement, ...]) -> int:

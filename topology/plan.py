@@ -179,16 +179,15 @@ class RankMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """Bytes of all ranks; `num_parameters` is the whole model's."""
+    """Bytes of the plan's ranks; `num_parameters` is the whole model's.
+
+    `max_weight_bytes` are the weights of the fullest rank of all.
+    """
 
     dtype: str
     num_parameters: int
+    max_weight_bytes: int
     ranks: tuple[RankMemory, ...]
-
-    @property
-    def max_weight_bytes(self) -> int:
-        """Weights of the fullest rank."""
-        return max(rank.weight_bytes for rank in self.ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +198,8 @@ class TopologyPlan:
     they do not divide; `head_padding` is what that means for the heads, None if nothing. `experts`
     is the placement in each EP group. `ranks` are ordered by external copy, replica and rank.
     `nodes` is empty and `totals` None where a trainer places the processes
-    (`external_data_parallel_size` > 1).
+    (`external_data_parallel_size` > 1). What is planned for one node alone has no others in
+    `ranks`, `nodes` and `totals`.
     """
 
     config: ParallelConfig

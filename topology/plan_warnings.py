@@ -6,6 +6,7 @@ Ids are those of doctor's checks where one tells more, else `PLAN-nn`.
 from collections.abc import Iterator, Sequence
 
 from vcli.topology.facts import HostFacts, ProcessFacts
+from vcli.topology.hardware import gpus_without
 from vcli.topology.model_spec import ModelSpec
 from vcli.topology.plan import NodePlan, PlanWarning, TopologyPlan
 
@@ -19,7 +20,8 @@ def find_warnings(
     """All remarks, layout first, then this host."""
     found = [*_layout(plan), *_shape(plan), *_experts(plan), *_start(plan, process)]
     if host is not None and plan.nodes:
-        node = plan.nodes[plan.config.own_node_rank]
+        own = plan.config.own_node_rank
+        node = next(node for node in plan.nodes if node.node_rank == own)
         found += [*_cpus(plan, node, host), *_gpus(plan, node, host), *_memory(plan, node, host)]
     return tuple(PlanWarning(id=id_, message=message) for id_, message in found)
 
@@ -168,6 +170,10 @@ def _gpus(plan: TopologyPlan, node: NodePlan, host: HostFacts) -> Iterator[tuple
         )
     if plan.memory is None:
         return
+    used = {rank.device_index for rank in node.ranks}
+    lack = gpus_without(plan.memory.dtype, [gpu for gpu in host.gpus if gpu.index in used])
+    if lack:
+        yield "FIT-06", f"{lack[0]}; --dtype {lack[1]}"
     for gpu in host.gpus:
         if gpu.memory_total_bytes and plan.memory.max_weight_bytes > gpu.memory_total_bytes:
             yield (

@@ -52,8 +52,9 @@ def plan_topology(
     device_type: str = "cpu",
     flashinfer_available: bool = False,
     attention_backend: str = AUTO,
+    is_own_node_only: bool = False,
 ) -> TopologyPlan:
-    """The plan of a deployment.
+    """The plan of a deployment, or of its own node alone, which is all that its warnings need.
 
     Without `host` nothing is refused because of hardware; all nodes are taken to be like it. The
     `model` has experts or not, and a type unless `dtype` is given; what TP cannot cut is padded.
@@ -63,9 +64,7 @@ def plan_topology(
         PlacementError: the host has too few devices.
     """
     process = process or ProcessFacts()
-    if model is not None:
-        config, model = _fit_model(config, model)
-        dtype = dtype or model.dtype
+    config, model, dtype = _fit_model(config, model, dtype)
     backend = choose_backend(config, process)
     start_method = decide_start_method(process, config.start_method)
     rendezvous, placements = choose_rendezvous(config), place_ranks(config)
@@ -74,7 +73,8 @@ def plan_topology(
         check_devices(max_ranks_on_a_node(placements), host)
     omp_num_threads = _omp_num_threads(max_ranks_on_a_node(placements), host, process)
     groups, spans = build_groups(config), _layer_spans(config, model)
-    ranks = _rank_plans(config, placements, groups, spans, omp_num_threads.value, host=host)
+    kept = _of_own_node(config, placements) if is_own_node_only else placements
+    ranks = _rank_plans(config, kept, groups, spans, omp_num_threads.value, host=host)
     ranks, numa_binding = _bind_ranks(config, ranks, host, device_type)
     nodes = () if is_external else _node_plans(config, backend.value, ranks, device_type)
     plan = TopologyPlan(
@@ -104,11 +104,22 @@ def plan_topology(
     return replace(plan, warnings=find_warnings(plan, host, process))
 
 
-def _fit_model(config: ParallelConfig, model: ModelSpec) -> tuple[ParallelConfig, ModelSpec]:
-    """The deployment of the model, and the model as it is cut."""
+def _of_own_node(
+    config: ParallelConfig, placements: tuple[RankPlacement, ...]
+) -> tuple[RankPlacement, ...]:
+    own = config.own_node_rank
+    return tuple(place for place in placements if place.node_rank == own)
+
+
+def _fit_model(
+    config: ParallelConfig, model: ModelSpec | None, dtype: str | None
+) -> tuple[ParallelConfig, ModelSpec | None, str | None]:
+    """The deployment of the model, the model as it is cut, and the type it computes in."""
+    if model is None:
+        return config, None, dtype
     config = replace(config, is_moe=model.is_moe)
     check_model_fits(model, config)
-    return config, pad_model(model, config)
+    return config, pad_model(model, config), dtype or model.dtype
 
 
 def _padded_heads(config: ParallelConfig, model: ModelSpec | None) -> HeadPadding | None:
@@ -184,7 +195,7 @@ def _rank_plans(
     *,
     host: HostFacts | None,
 ) -> tuple[RankPlan, ...]:
-    memberships = group_memberships(groups_by_kind, config.torch_world)
+    memberships = group_memberships(groups_by_kind, {place.global_rank for place in placements})
     dp, pp, pcp, tp, dcp = config.dp, config.pp, config.pcp, config.tp, config.dcp
     ep, output_rank = config.expert_parallel_size, config.output_rank
     by_index = {gpu.index: gpu for gpu in (host.gpus if host else ())}
@@ -255,11 +266,11 @@ def _bind_ranks(
 def _node_plans(
     config: ParallelConfig, backend: str, ranks: tuple[RankPlan, ...], device_type: str
 ) -> tuple[NodePlan, ...]:
-    ranks_of_node: list[list[RankPlan]] = [[] for _ in range(config.num_hosts)]
+    ranks_of_node: dict[int, list[RankPlan]] = {}
     for rank in ranks:
-        ranks_of_node[rank.node_rank].append(rank)
+        ranks_of_node.setdefault(rank.node_rank, []).append(rank)
     nodes = []
-    for node_rank, listed in enumerate(ranks_of_node):
+    for node_rank, listed in sorted(ranks_of_node.items()):
         local_ranks = tuple(listed)
         processes = node_processes(config, backend, node_rank, local_ranks)
         ring_bytes = node_ring_bytes(backend, local_ranks)

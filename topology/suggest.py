@@ -19,7 +19,7 @@ _MAX_DCP = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suggestion:
-    """One layout; the ranks count from 1, over all layouts that fit."""
+    """One layout; the ranks count from 1, over all layouts that fit. The plan has one node."""
 
     plan: TopologyPlan
     estimate: Estimate
@@ -80,7 +80,12 @@ def suggest_layouts(
             sizes = base.resized(tp=tp, pp=pp, dp=dp, dcp=dcp, expert=expert)
             config = ParallelConfig.checked(replace(sizes, is_moe=spec.is_moe))
             plan = plan_topology(
-                config, host=host, model=spec, dtype=dtype, device_type=device_type
+                config,
+                host=host,
+                model=spec,
+                dtype=dtype,
+                device_type=device_type,
+                is_own_node_only=True,
             )
         except VcliError:
             refused += 1
@@ -92,8 +97,11 @@ def suggest_layouts(
             too_large += 1
     if not judged:
         raise _nothing(num_gpus, base, too_large, hardware)
-    judged.sort(key=lambda item: item[1].latency_s)
-    by_rate = sorted(range(len(judged)), key=lambda i: -judged[i][1].tokens_per_s)
+    # What takes a link of unknown speed is never the best.
+    judged.sort(key=lambda item: (not item[1].is_known, item[1].latency_s))
+    by_rate = sorted(
+        range(len(judged)), key=lambda i: (not judged[i][1].is_known, -judged[i][1].tokens_per_s)
+    )
     throughput_rank = {index: rank for rank, index in enumerate(by_rate, start=1)}
     layouts = tuple(
         Suggestion(

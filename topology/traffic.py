@@ -14,6 +14,7 @@ T tokens of a step on one replica, D hidden size, k experts per token, q and kv 
 local query and KV heads.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ from vcli.topology.links import HOP_LATENCY_S, Hardware, LinkClass, worst_class
 from vcli.topology.memory import dtype_bytes, local_heads
 from vcli.topology.model_spec import ModelSpec
 from vcli.topology.padding import cut_sizes
+from vcli.topology.placement import world_places
 from vcli.topology.plan import TopologyPlan
 from vcli.topology.sizes import ParallelSizes
 
@@ -33,7 +35,8 @@ class Transfer:
 
     `num_calls` counts the collectives (or sends) of a step that follow one another. `link` is the
     slowest way inside any group of the kind; `num_network_groups` groups cross nodes.
-    `network_bytes` leave the busiest node in one step.
+    `network_bytes` leave the busiest node in one step. `seconds` is None where they take a network
+    of unknown speed.
     """
 
     kind: GroupKind
@@ -45,7 +48,7 @@ class Transfer:
     bytes_per_token: int
     bytes_per_step: int
     network_bytes: int
-    seconds: float
+    seconds: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,20 +99,18 @@ def group_span(
     near: LinkClass,
 ) -> GroupSpan:
     """Where the groups of one torch world run."""
-    place = {rank.global_rank: rank for rank in plan.ranks if rank.external_dp_rank == 0}
+    node_of, device_of = world_places(plan.config)
     crossing, per_node = 0, 1
     link, seen = near, set[tuple[int, ...]]()
-    on_node: dict[int, int] = {}
+    on_node = Counter[int]()
     for ranks in groups:
-        nodes = [place[rank].node_rank for rank in ranks]
-        distinct = set(nodes)
-        per_node = max(per_node, -(-len(nodes) // len(distinct)))
+        distinct = set(map(node_of.__getitem__, ranks))
+        per_node = max(per_node, -(-len(ranks) // len(distinct)))
         if len(distinct) > 1:
             crossing += 1
-            for node in distinct:
-                on_node[node] = on_node.get(node, 0) + 1
+            on_node.update(distinct)
             continue
-        devices = tuple(place[rank].device_index for rank in ranks)
+        devices = tuple(map(device_of.__getitem__, ranks))
         if len(devices) > 1 and devices not in seen:
             seen.add(devices)
             found, _ = worst_class(host, devices, near)
@@ -131,10 +132,16 @@ def transfer_seconds(
     num_bytes: int,
     num_calls: int,
     hardware: Hardware,
-) -> float:
-    """Time of one step's collectives: a latency per call, and the bytes over the slowest link."""
+) -> float | None:
+    """Time of one step's collectives: a latency per call, and the bytes over the slowest link.
+
+    None where that is a network of unknown speed.
+    """
     if not num_calls or span.size < 2:
         return 0.0
+    speed = hardware.link_bytes_per_s(span.link)
+    if not speed:
+        return None
     hops = HOP_LATENCY_S[span.link]
     if kind is not GroupKind.PP:
         # A sum goes there and back; more ranks add little, more nodes a hop each time they double.
@@ -146,10 +153,9 @@ def transfer_seconds(
             hops += 2 * HOP_LATENCY_S[LinkClass.NETWORK] * (nodes - 1).bit_length()
         elif span.link is not hardware.near:
             hops *= HOP_LATENCY_S[span.link] / HOP_LATENCY_S[hardware.near]
-    speed = hardware.link_bytes_per_s(span.link)
     if span.link is LinkClass.NETWORK:
         num_bytes = network_bytes(kind, span, num_bytes)
-    return num_calls * hops + (num_bytes / speed if speed else 0.0)
+    return num_calls * hops + num_bytes / speed
 
 
 def network_bytes(kind: GroupKind, span: GroupSpan, num_bytes: int) -> int:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from vcli.cli.topo_report import TopoReport, estimate_to_json
-from vcli.cli.views.costs import parts_text
+from vcli.cli.views.costs import UNKNOWN_LINK, latency_text, parts_text, rate_text
 from vcli.cli.views.text import bytes_text, columns, fill, seconds_text
 from vcli.topology.suggest import Suggestion, Suggestions, layout_flags
 
@@ -23,8 +23,8 @@ def suggest_view(found: Suggestions, *, title: str, width: int) -> str:
             [
                 str(item.latency_rank),
                 _marked(item),
-                seconds_text(estimate.latency_s),
-                f"{estimate.tokens_per_s:,.0f}",
+                latency_text(estimate),
+                rate_text(estimate),
                 str(item.throughput_rank),
                 kv,
             ]
@@ -32,6 +32,8 @@ def suggest_view(found: Suggestions, *, title: str, width: int) -> str:
     lines += ["", *columns(rows)]
     if len(found.layouts) > _MAX_ROWS:
         lines.append(f"… {len(found.layouts) - _MAX_ROWS} more (--json has them all)")
+    if not all(item.estimate.is_known for item in found.layouts):
+        lines += fill(UNKNOWN_LINK.split(), width=width, indent="")
     lines += _best(found, width=width)
     left_out = []
     if found.too_large:
@@ -58,11 +60,12 @@ def _marked(item: Suggestion) -> str:
 def _best(found: Suggestions, *, width: int) -> list[str]:
     fastest = found.layouts[0]
     busiest = min(found.layouts, key=lambda item: item.throughput_rank)
-    lines = [
-        "",
-        f"lowest latency      {_marked(fastest)}",
-        f"highest throughput  {_marked(busiest)}",
-    ]
+    lines = [""]
+    if fastest.estimate.is_known:
+        lines += [
+            f"lowest latency      {_marked(fastest)}",
+            f"highest throughput  {_marked(busiest)}",
+        ]
     lines.append("parts of a token (one request)")
     for item in _worth_explaining(found, busiest):
         words = f"{item.flags}: {parts_text(item.estimate.single)}".split(" ")
@@ -144,8 +147,8 @@ def _facts(report: TopoReport) -> dict[str, str]:
             facts[f"{item.kind} a token"] = bytes_text(item.bytes_per_token)
             facts[f"{item.kind} time a step"] = seconds_text(item.seconds)
     if report.estimate is not None:
-        facts["latency a token"] = seconds_text(report.estimate.latency_s)
-        facts["tokens/s"] = f"{report.estimate.tokens_per_s:,.0f}"
+        facts["latency a token"] = latency_text(report.estimate)
+        facts["tokens/s"] = rate_text(report.estimate)
     return facts
 
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from vcli.cli.views.text import bytes_text, columns
+from vcli.cli.views.tables import fitted
+from vcli.cli.views.text import bytes_text, hanging
 from vcli.runtime.bench.ipc import IpcBenchRow, IpcBenchSpec
 from vcli.runtime.bench.ipc_deaths import DeathRow
 from vcli.runtime.bench.stats import HostFacts, Summary
@@ -22,22 +23,25 @@ def document(
     }
 
 
-def table(host: HostFacts, rows: Sequence[IpcBenchRow], deaths: Sequence[DeathRow]) -> str:
+def table(
+    host: HostFacts, rows: Sequence[IpcBenchRow], deaths: Sequence[DeathRow], *, width: int
+) -> str:
     """A line per number of readers and payload, then one per end whose process was killed."""
     versions = ", ".join(f"{name} {version}" for name, version in host.versions.items())
     head = (
         f"{host.num_cpus}× {host.cpu}, Linux {host.kernel}, load {host.load:g}, {host.date}\n"
         f"Python {host.python}, {versions}\n"
     )
+    lines = hanging(head, width=width, hang=2)
     cells = [
         (
             "readers",
             "payload",
-            "round trip µs p50 (p99)",
-            "one-way µs p50 (p99)",
+            "round trip µs (p99)",
+            "one-way µs (p99)",
             "messages/s",
             "rate",
-            "CPU µs writer/reader",
+            "CPU µs w/r",
             "idle CPU",
         )
     ]
@@ -54,10 +58,10 @@ def table(host: HostFacts, rows: Sequence[IpcBenchRow], deaths: Sequence[DeathRo
         )
         for row in rows
     ]
-    return "\n".join([head, *columns(cells), *_deaths(deaths)])
+    return "\n".join([*lines, *fitted(cells, width=width), *_deaths(deaths, width)])
 
 
-def _deaths(deaths: Sequence[DeathRow]) -> list[str]:
+def _deaths(deaths: Sequence[DeathRow], width: int) -> list[str]:
     if not deaths:
         return []
     cells = [("killed", "times", "named after ms min", "median", "max")]
@@ -65,7 +69,7 @@ def _deaths(deaths: Sequence[DeathRow]) -> list[str]:
         ms = row.named_ms
         figures = (f"{ms.min:.2f}", f"{ms.p50:.2f}", f"{ms.max:.2f}")
         cells.append((f"{row.killed}, the other end waits", str(ms.count), *figures))
-    return ["", *columns(cells)]
+    return ["", *fitted(cells, width=width)]
 
 
 def _latency(summary: Summary) -> str:

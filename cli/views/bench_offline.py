@@ -4,7 +4,8 @@ from dataclasses import asdict
 from typing import Any
 
 from vcli.cli.bench_offline_findings import OfflineFindings
-from vcli.cli.views.text import bytes_text, columns, plural
+from vcli.cli.views.tables import fitted
+from vcli.cli.views.text import bytes_text, hanging, plural
 from vcli.runtime.bench.floors import Floors, workload_floors
 from vcli.runtime.bench.offline import OfflineRun, WorkloadRuns
 from vcli.runtime.bench.stats import Distribution, HostFacts
@@ -34,7 +35,7 @@ def offline_document(host: HostFacts, findings: OfflineFindings) -> dict[str, An
     }
 
 
-def offline_table(host: HostFacts, findings: OfflineFindings) -> str:
+def offline_table(host: HostFacts, findings: OfflineFindings, *, width: int) -> str:
     """Where, what, and a line for each workload."""
     plan, device = _plan(findings), findings.device
     versions = {**host.versions, **(device.versions if device else {})}
@@ -52,14 +53,16 @@ def offline_table(host: HostFacts, findings: OfflineFindings) -> str:
             f"memory of each rank: peak {_bytes(each.peak_bytes for each in device.memory)}, "
             f"in use {_bytes(each.used_bytes for each in device.memory)}"
         )
+    lines = hanging("\n".join(lines), width=width, hang=2)
     if findings.workloads:
-        lines += ["", *columns(_rows(findings))]
+        lines += ["", *fitted(_rows(findings), width=width)]
     rpc = findings.rpc_us
     if rpc:
-        lines.append(
+        call = (
             f"call of nothing on {plural(plan['world_size'], 'rank')}: median {rpc.median:.0f} µs, "
             f"min {rpc.min:.0f}, max {rpc.max:.0f} ({rpc.count} calls)"
         )
+        lines += hanging(call, width=width, hang=2)
     return "\n".join(lines)
 
 

@@ -4,11 +4,14 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from vcli.cli.views.text import columns
+from vcli.cli.views.tables import fitted
+from vcli.cli.views.text import hanging, plural
 from vcli.runtime.bench.http_client import ServerAddress
 from vcli.runtime.bench.serve import ServeBenchResult
 from vcli.runtime.bench.stats import Distribution, HostFacts
 
+_MAX_KINDS = 20
+_MAX_SHOWN_KINDS = 5
 _TITLES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "itl_s": "ITL", "e2e_s": "E2E"}
 
 
@@ -31,6 +34,7 @@ def serve_document(
         "failures": len(failures),
         "unfinished": result.num_unsent,
         "first_error": failures[0].error if failures else None,
+        "failure_kinds": [asdict(kind) for kind in result.failure_kinds()[:_MAX_KINDS]],
         "duration_s": result.duration_s,
         **_throughput(result),
         **{
@@ -40,7 +44,9 @@ def serve_document(
     }
 
 
-def serve_table(host: HostFacts, address: ServerAddress, result: ServeBenchResult) -> str:
+def serve_table(
+    host: HostFacts, address: ServerAddress, result: ServeBenchResult, *, width: int
+) -> str:
     """What was asked, the throughput, and a line for each latency."""
     spec, rates = result.spec, _throughput(result)
     rate = "all at once" if math.isinf(spec.request_rate) else f"{spec.request_rate:g}/s on average"
@@ -63,7 +69,20 @@ def serve_table(host: HostFacts, address: ServerAddress, result: ServeBenchResul
     cells += [
         (_TITLES[name], *_milliseconds(samples)) for name, samples in result.latencies().items()
     ]
-    return "\n".join([*lines, *columns(cells)])
+    head = hanging("\n".join(lines), width=width, hang=2)
+    return "\n".join([*head, *fitted(cells, width=width)])
+
+
+def failures_text(result: ServeBenchResult) -> str:
+    """How many requests failed, and a line for each of the most frequent kinds."""
+    kinds = result.failure_kinds()
+    shown = kinds[:_MAX_SHOWN_KINDS]
+    lines = [f"{len(result.failures)} of {len(result.records)} requests failed"]
+    lines += [f"  {kind.count} × {kind.error}" for kind in shown]
+    if others := kinds[len(shown) :]:
+        count = sum(kind.count for kind in others)
+        lines.append(f"  {count} × {plural(len(others), 'other kind')} (--json has them)")
+    return "\n".join(lines)
 
 
 def request_rows(result: ServeBenchResult) -> list[dict[str, Any]]:

@@ -1,10 +1,13 @@
 """Where the facts come from, what fits into memory, what the links carry, what a step takes."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from vcli.cli.topo_report import TopoReport
 from vcli.cli.views.text import bytes_text, columns, fill, plural, seconds_text, short_list
 from vcli.topology.estimate import Estimate, StepEstimate
+
+UNKNOWN_LINK: Final = "? takes a network of unknown speed: --link 400Gb, or 8x400Gb, gives it"
 
 
 def cost_sections(report: TopoReport, *, width: int) -> list[list[str]]:
@@ -128,23 +131,36 @@ def estimate_lines(report: TopoReport, *, width: int) -> list[str]:
         indent="",
     )
     rows = [
-        ["one request", f"{seconds_text(estimate.latency_s)} a token"],
+        ["one request", f"{latency_text(estimate)} a token"],
         ["all", _throughput(estimate, work.num_requests)],
     ]
     lines += columns(rows, indent="  ")
+    if not estimate.is_known:
+        lines += fill(UNKNOWN_LINK.split(), width=width, indent="  ")
     lines += fill(f"parts: {parts_text(estimate.single)}".split(" "), width=width, indent="  ")
     return lines
 
 
+def latency_text(estimate: Estimate) -> str:
+    """Time of a token of one request."""
+    return seconds_text(estimate.latency_s if estimate.is_known else None)
+
+
+def rate_text(estimate: Estimate) -> str:
+    """Tokens per second of all requests."""
+    return f"{estimate.tokens_per_s:,.0f}" if estimate.is_known else "?"
+
+
 def parts_text(step: StepEstimate) -> str:
-    """`weights 3.47 ms + KV 31 µs + layers 1.41 ms`."""
+    """`weights 3.47 ms + KV 31 µs + layers 1.41 ms + TP ?`."""
     parts = [("weights", step.weights_s), ("KV", step.kv_s), ("compute", step.compute_s)]
     parts += [("layers", step.overhead_s), *step.communication_s.items()]
-    return " + ".join(f"{name} {seconds_text(value)}" for name, value in parts if value > 0)
+    texts = [f"{name} {seconds_text(value)}" for name, value in parts if value > 0]
+    return " + ".join([*texts, *(f"{name} ?" for name in step.unknown)])
 
 
 def _throughput(estimate: Estimate, wanted: int) -> str:
-    text = f"{estimate.tokens_per_s:,.0f} tokens/s"
+    text = f"{rate_text(estimate)} tokens/s"
     if estimate.num_requests < wanted:
         text += f", {estimate.num_requests} requests at once (KV cache)"
     return text

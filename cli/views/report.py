@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from itertools import groupby
 
-from vcli.cli.views.text import bytes_text, columns
+from vcli.cli.views.text import bytes_text, columns, hanging, paste_lines
 from vcli.diagnostics import Check, CheckContext, CheckResult, Report, Status
 from vcli.diagnostics.registry import GROUPS
 
@@ -42,6 +42,7 @@ class ReportStyle:
     has_color: bool = False
     has_marks: bool = True
     is_verbose: bool = False
+    is_terminal: bool = False
 
     def mark(self, status: Status) -> str:
         """`[✓]`, or `[ok]   ` where the encoding has no such letters; coloured if possible."""
@@ -65,7 +66,7 @@ def can_show_marks(encoding: str | None) -> bool:
 
 def report_view(report: Report, context: CheckContext, style: ReportStyle) -> str:
     """The whole report."""
-    lines = [_headline(report, context, style), ""]
+    lines = [*_headline(report, context, style), ""]
     skipped: dict[str, str] = {}
     for group, grouped in groupby(report.results, key=lambda result: result.check.group):
         results = list(grouped)
@@ -74,7 +75,7 @@ def report_view(report: Report, context: CheckContext, style: ReportStyle) -> st
         else:
             lines += _group_lines(group, results, style)
     lines += _skipped_lines(skipped, style)
-    lines += ["", closing_line(report)]
+    lines += ["", *hanging(closing_line(report), width=style.width, hang=2)]
     return "\n".join(lines)
 
 
@@ -132,10 +133,12 @@ def headline(report: Report, context: CheckContext) -> str:
     return " · ".join(parts)
 
 
-def _headline(report: Report, context: CheckContext, style: ReportStyle) -> str:
+def _headline(report: Report, context: CheckContext, style: ReportStyle) -> list[str]:
     text, seconds = headline(report, context), f"{report.seconds:.1f} s"
-    gap = max(2, style.width - len(text) - len(seconds))
-    return f"{text}{' ' * gap}{seconds}"
+    gap = style.width - len(text) - len(seconds)
+    if gap < 2:
+        return hanging(f"{text} · {seconds}", width=style.width, hang=2)
+    return [f"{text}{' ' * gap}{seconds}"]
 
 
 def _devices(context: CheckContext) -> str:
@@ -168,7 +171,7 @@ def _group_lines(group: str, results: Sequence[CheckResult], style: ReportStyle)
     for result in shown:
         lines += _result_lines(result, style, room)
     if not shown:
-        lines = [_fit(_summary(results), room)]
+        lines = _wrap(_summary(results), room)
     return [f"{lead}{lines[0]}", *(f"{indent}{line}" for line in lines[1:])]
 
 
@@ -203,8 +206,8 @@ def _result_lines(result: CheckResult, style: ReportStyle, room: int) -> list[st
         lines += [f"  {line}" for line in _wrap(_reason(result), room - 2)]
     if result.remedy:
         arrow = "→" if style.has_marks else "->"
-        # A remedy is never broken: it is there to be copied.
-        lines.append(f"  {arrow} {result.remedy}")
+        remedy = f"  {arrow} {result.remedy}"
+        lines += paste_lines(remedy, width=room, hang=4) if style.is_terminal else [remedy]
     if result.trace and style.is_verbose:
         lines += [f"    {line}" for line in result.trace.rstrip().splitlines()]
     return lines
@@ -212,10 +215,6 @@ def _result_lines(result: CheckResult, style: ReportStyle, room: int) -> list[st
 
 def _reason(result: CheckResult) -> str:
     return f"expected {result.expected}; {result.why}" if result.expected else result.why
-
-
-def _fit(text: str, room: int) -> str:
-    return text if len(text) <= room else text[: room - 1] + "…"
 
 
 def _wrap(text: str, room: int) -> list[str]:

@@ -76,7 +76,8 @@ class StartupView:
         with self._lock:
             self._line(f"KV cache holds {kv_tokens:,} tokens on each rank")
             self._tell_timeline("ready")
-            self._line(f"serving {self._name} at {url} · try: {_first_request(url, self._name)}")
+            self._line(f"serving {self._name} at {url} · try:")
+            self._output.note(_first_request(url, self._name), hang=None)
 
     def on_first_token(self) -> None:
         """Say the whole time line: the first token of the first request is there."""
@@ -88,7 +89,7 @@ class StartupView:
         with self._lock:
             self._clear_status()
             if report.traceback:
-                self._output.note(report.traceback.rstrip())
+                self._output.note(report.traceback.rstrip(), hang=None)
 
     def note(self, text: str) -> None:
         """Say something beside the states."""
@@ -106,7 +107,7 @@ class StartupView:
         self._timeline.take(here, now)
         self._clear_status()
         for line in timeline_lines(self._timeline):
-            self._output.note(line)
+            self._output.note(line, hang=None)
 
     def _on_state(self, state: ChildState) -> None:
         rank = -1 if state.rank is None else state.rank
@@ -144,11 +145,12 @@ class StartupView:
     def _line(self, text: str) -> None:
         self._clear_status()
         self._last_line = time.monotonic()
-        self._output.note(f"{self._last_line - self._started:6.1f} s  {text}")
+        lead = f"{self._last_line - self._started:6.1f} s  "
+        self._output.note(lead + text, hang=len(lead))
 
     def _status(self, text: str) -> None:
         stream = self._output.environment.stderr
-        stream.write(f"\r\x1b[K{text[: self._output.width - 1]}")
+        stream.write(f"\r\x1b[K{text[: self._output.note_width - 1]}")
         stream.flush()
         self._has_status_line = True
 
@@ -173,8 +175,10 @@ def _group_line(report: GroupReport) -> str:
 
 
 def _first_request(url: str, name: str) -> str:
-    body = (
-        f'{{"model": "{name}", "temperature": 0, "max_tokens": 64, '
-        '"messages": [{"role": "user", "content": "Hello"}]}'
+    """A command on lines that a terminal of 80 columns holds and a shell takes."""
+    return (
+        f"curl {url}/v1/chat/completions \\\n"
+        "  -H 'content-type: application/json' \\\n"
+        f"""  -d '{{"model": "{name}", "temperature": 0, "max_tokens": 64,\n"""
+        """       "messages": [{"role": "user", "content": "Hello"}]}'"""
     )
-    return f"curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"

@@ -1,7 +1,12 @@
 """Small pieces of text that several views share."""
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import Final
+
+#: Where a line to be copied may end: a shell goes on after these, and prose does.
+_PASTE_BREAK: Final = re.compile(r"(?<=[,;|&]) +| +(?=\()")
 
 
 def rank_list(ranks: Iterable[int]) -> str:
@@ -48,8 +53,10 @@ def group_text(ranks: Sequence[int]) -> str:
     return short_list(ranks)
 
 
-def seconds_text(seconds: float) -> str:
-    """`12 µs`, `3.41 ms`, `1.20 s`."""
+def seconds_text(seconds: float | None) -> str:
+    """`12 µs`, `3.41 ms`, `1.20 s`; `?` where it is not known."""
+    if seconds is None:
+        return "?"
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} µs"
     return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
@@ -85,6 +92,42 @@ def fill(words: Sequence[str], *, width: int, indent: str) -> list[str]:
     if line:
         lines.append(indent + line)
     return lines
+
+
+def hanging(text: str, *, width: int, hang: int) -> list[str]:
+    """Lines broken between words; what goes on stands `hang` columns in.
+
+    A line that fits stays as it is. One that begins with an arrow is there to be copied.
+    """
+    lines: list[str] = []
+    for line in text.split("\n"):
+        is_remedy = line.lstrip().startswith("→ ")
+        lines += (paste_lines if is_remedy else _word_lines)(line, width=width, hang=hang)
+    return lines
+
+
+def paste_lines(text: str, *, width: int, hang: int) -> list[str]:
+    """A remedy on lines that a shell takes as they are: no command is broken, however long."""
+    return _broken(_PASTE_BREAK.split(text), width=width, hang=hang, whole=text)
+
+
+def _word_lines(text: str, *, width: int, hang: int) -> list[str]:
+    return _broken(text.rstrip().split(" "), width=width, hang=hang, whole=text)
+
+
+def _broken(words: Sequence[str], *, width: int, hang: int, whole: str) -> list[str]:
+    """`whole` where it fits, else its words on several lines."""
+    if len(whole) <= width:
+        return [whole]
+    lines: list[str] = []
+    line = ""
+    for number, word in enumerate(words):
+        candidate = f"{line} {word}" if number else word
+        if line.strip() and len(candidate) > width:
+            lines.append(line)
+            candidate = " " * hang + word
+        line = candidate
+    return [*lines, line]
 
 
 def _run_text(run: Sequence[int]) -> str:

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from vcli.runtime.messages import ChildFailure, ChildMessage, ChildState
+from vcli.runtime.messages import ChildFailure, ChildMessage, ChildSignalled, ChildState
 
+_READY: Final = "ready"
 FIRST_TOKEN: Final = "first token"
 
 #: t0 to t10; a state that no process reported has no column.
@@ -23,7 +24,7 @@ STATES: Final = (
     "memory",
     "kv",
     "warm-up",
-    "ready",
+    _READY,
     FIRST_TOKEN,
 )
 
@@ -38,8 +39,16 @@ class ProcessTimeline:
     reached_s: dict[str, float] = field(default_factory=dict)
 
     def at(self, state: str) -> float | None:
-        """When it reached `state`; None where it did not."""
+        """When it reached `state`; None where it did not.
+
+        A worker says that it is ready once it takes calls; what it still does then, from its
+        memory to the warm-up, it is called to do. It is ready to serve after the last of that.
+        """
         seconds = self.reached_s.get(state)
+        if state == _READY and seconds is not None:
+            seconds = max(
+                self.reached_s.get(name, 0.0) for name in STATES[: STATES.index(_READY) + 1]
+            )
         return None if seconds is None else self.started_s + seconds
 
 
@@ -57,9 +66,9 @@ class StartupTimeline:
 
     def take(self, message: ChildMessage, now_s: float) -> None:
         """Note one message that arrived at `now_s`; of a state the last report counts."""
-        if isinstance(message, ChildFailure):
+        if isinstance(message, ChildFailure | ChildSignalled):
             return
-        state = message.state if isinstance(message, ChildState) else "ready"
+        state = message.state if isinstance(message, ChildState) else _READY
         started_s = now_s - self._begin_s - message.seconds
         key = (message.process, message.pid)
         with self._lock:

@@ -102,14 +102,15 @@ def surroundings(context: CheckContext) -> Finding:
         slurm="export GLOO_SOCKET_IFNAME={interface} in the job script",
     ),
     deadline_s=1.8,
+    is_preflight=True,
 )
 def own_name(context: CheckContext) -> Finding:
     """Resolves this host's name as the other side of a connection would be told it.
 
-    With more than one node it fails where the name gives only loopback addresses, or only
-    addresses that no interface of this host has; it warns where the name has no address at all.
-    GLOO_SOCKET_IFNAME makes the name irrelevant. No reason to refuse a launch: vcli names the
-    interface to its workers itself, other launchers do not.
+    It is bad with more than one node where it gives no address, only loopback ones, or only such
+    as no interface of this host has. vcli names the interface toward node 0 to its ranks itself,
+    so that this only warns, because of other launchers; it fails where that interface is not
+    known. GLOO_SOCKET_IFNAME makes the name irrelevant.
     """
     if context.nnodes == 1:
         return skipped("one node: nobody else asks for this host's name")
@@ -119,29 +120,31 @@ def own_name(context: CheckContext) -> Finding:
     if chosen:
         return passed(f"GLOO_SOCKET_IFNAME={chosen} is used instead of the name {name}")
     found = network.addresses_of(name)
-    values = _own_address(context) | {"name": name}
-    if not found:
-        return warned(f"{name} does not resolve", values=values)
     outside = [address for address in found if not is_loopback(address)]
-    if not outside:
-        return failed(f"{name} resolves to {', '.join(found)}, which is loopback", values=values)
-    if not any(network.is_local(address) for address in outside):
-        return failed(
-            f"{name} resolves to {', '.join(outside)}, which no interface of this host has",
-            values=values,
-        )
-    return passed(f"{name} is {', '.join(outside)}")
+    if not found:
+        problem = f"{name} does not resolve"
+    elif not outside:
+        problem = f"{name} resolves to {', '.join(found)}, which is loopback"
+    elif not any(network.is_local(address) for address in outside):
+        problem = f"{name} resolves to {', '.join(outside)}, which no interface of this host has"
+    else:
+        return passed(f"{name} is {', '.join(outside)}")
+    address, interface = _own_address(context)
+    values = {"name": name, "address": address or "ADDRESS", "interface": interface or "INTERFACE"}
+    if not interface:
+        return failed(f"{problem}, and no interface toward node 0 is known", values=values)
+    return warned(f"{problem}; vcli uses {interface}, other launchers do not", values=values)
 
 
-def _own_address(context: CheckContext) -> dict[str, object]:
-    """The address toward node 0 and its interface, or words that stand for them."""
+def _own_address(context: CheckContext) -> tuple[str, str]:
+    """The address toward node 0 and its interface; empty where they are not known."""
     master = context.plan.config.master_addr
     toward = None if is_loopback(master) else context.network.address_toward(master)
     for nic in context.host.nics:
         usable = [item for item in nic.addresses if not is_loopback(item)]
         if nic.is_up and (toward in usable or (toward is None and usable)):
-            return {"address": toward or usable[0], "interface": nic.name}
-    return {"address": toward or "ADDRESS", "interface": "INTERFACE"}
+            return toward or usable[0], nic.name
+    return toward or "", ""
 
 
 @check(

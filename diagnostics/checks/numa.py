@@ -210,4 +210,48 @@ def balancing(context: CheckContext) -> Finding:
     return passed("off, or no GPU")
 
 
-CHECKS = (layout, gpu_affinity, memory_policy, numactl, quota, threads, balancing)
+@check(
+    "NUMA-08",
+    "threads beside others",
+    why="every operator waits for the thread that has no CPU, and the others spin meanwhile: a "
+    "step takes several times as long as with fewer threads",
+    expected="a CPU for each thread of the ranks beside what runs already",
+    remedy=Remedy(
+        bare_metal="export OMP_NUM_THREADS={threads}   (or stop what else runs)",
+        docker="docker run -e OMP_NUM_THREADS={threads} …   (or stop what else runs)",
+        kubernetes='env OMP_NUM_THREADS: "{threads}"   (or CPUs of its own: requests = limits)',
+        slurm="export OMP_NUM_THREADS={threads}   in the job script",
+    ),
+)
+def shared_cpus(context: CheckContext) -> Finding:
+    """Adds the load average to the threads of ranks that compute on the CPU.
+
+    The smaller of the last minute's and the last five minutes' counts, from one on: what ended is
+    not held against a start, nor what has just begun. Ranks with one thread pass: no thread waits
+    for another.
+    """
+    if context.is_cuda:
+        return skipped("planned for GPUs")
+    ranks, cpus = len(context.local_ranks), context.host.cpu_count
+    machine = sum(map(len, context.host.numa_cpus))
+    if machine > cpus:
+        return skipped(f"{cpus} of {machine} CPUs may be used: the load average is of all")
+    each = context.plan.omp_num_threads.value
+    value = context.environ.get("OMP_NUM_THREADS", "")
+    each = int(value[:9]) if value.isdecimal() and int(value[:9]) else each
+    if each == 1:
+        return passed("one thread for each rank")
+    try:
+        load = min(map(float, context.files.read_words("/proc/loadavg")[:2]))
+    except ValueError:  # also without any
+        return skipped("the system does not say its load average")
+    if load < 1 or load + ranks * each <= cpus:
+        return passed("room for all threads")
+    return warned(
+        f"load average {load:.0f} beside {plural(ranks, 'rank')} with OMP_NUM_THREADS={each} on "
+        f"{plural(cpus, 'CPU')}",
+        values={"threads": max(1, int(cpus - load) // max(1, ranks))},
+    )
+
+
+CHECKS = (layout, gpu_affinity, memory_policy, numactl, quota, threads, balancing, shared_cpus)

@@ -12,7 +12,7 @@ SERVES: Final = (
     Sign("Avg generation throughput: ", r"Avg generation throughput: (?!0\.0 )"),
     Sign("gen throughput (token/s): ", r"gen throughput \(token/s\): (?!0\.00)"),
     Sign("# Avg bus bandwidth"),
-    Sign(" · try: curl http"),
+    Sign(" · try:", r"serving .+ at http.* · try:"),
 )
 
 #: The ranks have met.

@@ -22,7 +22,7 @@ def test_the_table_says_how_many_tokens_each_request_has_and_how_prompts_were_se
     )
     address = parse_base_url("http://127.0.0.1:8000")
     known = ServeBenchResult(spec=spec, model="m", prompts="tokens")
-    table = serve_table(host_facts(), address, known)
+    table = serve_table(host_facts(), address, known, width=100)
     assert "512 prompt tokens each (sent as tokens), 64 output tokens" in table
-    stopped = serve_table(host_facts(), address, ServeBenchResult(spec=spec))
+    stopped = serve_table(host_facts(), address, ServeBenchResult(spec=spec), width=100)
     assert "512 prompt tokens each, 64 output tokens" in stopped

@@ -222,3 +222,28 @@ def test_an_interrupt_prints_what_is_known() -> None:
     assert "PROC-05 interrupted" in done.stdout
     assert "Host" in done.stdout
     assert "what is known so far" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "nodes", "node_rank"),
+    [
+        (["-tp", "2"], 2, 1),
+        (["-tp", "2", "-r", "0"], 2, 0),
+        (["-tp", "2", "-n", "1"], 1, 0),
+        ([], 1, 0),
+    ],
+)
+def test_a_step_of_slurm_says_which_node_of_several_ranks_this_is(
+    arguments: list[str], nodes: int, node_rank: int
+) -> None:
+    step = {
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_NODEID": "1",
+        "SLURM_STEP_NODELIST": "gpu[3-4]",
+    }
+    ran = Ran(["lim-08", *arguments, "--json"], environ=step)
+
+    assert (ran.status, len(ran.document["plan"]["nodes"])) == (0, nodes)
+    assert {check["node_rank"] for check in ran.document["checks"]} == {node_rank}
+    assert ("node-rank 1 (SLURM_NODEID)" in ran.err) == (node_rank == 1)

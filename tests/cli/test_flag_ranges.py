@@ -67,6 +67,66 @@ def test_a_number_out_of_range_is_refused_at_once(arguments: list[str], said: st
     assert time.monotonic() - started < 5
 
 
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "1e-9", "0.0001", "0.05", "1e9"])
+@pytest.mark.parametrize(
+    ("command", "flag"),
+    [
+        ("serve --dry-run", "--start-timeout"),
+        ("serve --dry-run", "--execute-model-timeout"),
+        ("serve --dry-run", "--stall-timeout"),
+        ("serve --dry-run", "--shutdown-timeout"),
+        ("serve --dry-run", "--join-timeout"),
+        ("launch --dry-run", "--join-timeout"),
+        ("bench offline", "--start-timeout"),
+        ("bench serve", "--request-timeout"),
+    ],
+)
+def test_a_wait_that_nothing_could_meet_is_refused_with_value_limit_and_flag(
+    command: str, flag: str, value: str
+) -> None:
+    status, error = _run([*command.split(), f"{flag}={value}"])
+    assert status == 2
+    assert f"{flag} {float(value):g} must be " in error
+    assert "at least" in error
+    assert "604800" in error
+    assert f"→ {flag} " in error
+
+
+@pytest.mark.parametrize(
+    ("command", "flag", "value"),
+    [
+        ("bench ipc", "--seconds", "1e-9"),
+        ("bench ipc", "--seconds", "nan"),
+        ("bench ipc", "--seconds", "inf"),
+        ("bench ipc", "--pace-ms", "nan"),
+        ("bench ipc", "--pace-ms", "-1"),
+        ("bench ipc", "--pace-ms", "1e9"),
+        ("bench serve", "--request-rate", "1e-9"),
+        ("bench serve", "--request-rate", "nan"),
+        ("bench serve", "--request-rate", "0"),
+        ("doctor", "--watch", "0.0001"),
+        ("doctor", "--watch", "1000000"),
+    ],
+)
+def test_a_pace_or_window_out_of_range_is_refused(command: str, flag: str, value: str) -> None:
+    status, error = _run([*command.split(), flag, value])
+    assert status == 2
+    assert flag in error
+    assert f"→ {flag} " in error
+
+
+@pytest.mark.parametrize("command", ["serve --dry-run", "bench offline"])
+def test_a_length_that_holds_no_answer_is_refused_where_it_would_be_served(command: str) -> None:
+    status, error = _run([*command.split(), "--max-model-len", "1"])
+    assert status == 2
+    assert "--max-model-len 1 can answer nothing" in error
+    assert "at least 2 tokens" in error
+
+
+def test_topo_plans_a_length_of_one() -> None:
+    assert _run(["topo", "--max-model-len", "1"]) == (0, "")
+
+
 def test_the_largest_deployment_is_planned() -> None:
     status, error = _run(["topo", "-tp", "16384", "--device", "cpu", "--rank", "0"])
     assert (status, error) == (0, "")

@@ -8,7 +8,8 @@ import pytest
 
 from vcli.cli.build import ModelSettings
 from vcli.cli.environment import Environment
-from vcli.cli.main import main
+from vcli.cli.errors import near_flags
+from vcli.cli.main import known_flags, main
 from vcli.cli.serve_session import ServeSession
 from vcli.runtime.config import DeadlineConfig
 
@@ -75,6 +76,32 @@ def test_bad_input_gives_one_message_a_hint_and_exit_2(
     assert hint in ran.err
     assert ran.err.count("error: ") == 1
     assert "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("typed", "near"),
+    [
+        ("--prot", ["--port"]),
+        ("-port", ["--port"]),
+        ("--tp", ["-tp"]),
+        ("-tq", ["-tp"]),
+        ("--nodes", ["--nnodes"]),
+        ("--tensor-paralel-size", ["--tensor-parallel-size"]),
+        ("--tensor", ["--tensor-parallel-size"]),
+        ("--max-len", ["--max-model-len"]),
+        ("--max-model-length", ["--max-model-len"]),
+        ("--master", ["--master-addr", "--master-port"]),
+        ("--foo", []),
+        ("-x", []),
+        ("--quantization", []),
+        ("--trust-remote-code", []),
+        ("--api-key", []),
+        ("--chat-template", []),
+        ("--enable-lora", []),
+    ],
+)
+def test_only_flags_that_are_really_near_are_suggested(typed: str, near: list[str]) -> None:
+    assert near_flags(typed, known_flags(["serve"])) == near
 
 
 @pytest.mark.parametrize("command", ["serve", "launch"])

@@ -49,6 +49,21 @@ def test_of_a_state_with_progress_its_end_counts() -> None:
     assert timeline.rows()[0].at("weights") == 3.0
 
 
+def test_a_worker_that_takes_calls_is_ready_after_the_last_thing_it_is_called_to_do() -> None:
+    timeline = StartupTimeline(0.0)
+    ready = ChildReady(process="Worker_TP0", seconds=2.0, pid=7)
+    timeline.take(state("weights", 1.9), 1.9)
+    timeline.take(ready, 2.0)
+    assert timeline.rows()[0].at("ready") == 2.0
+    timeline.take(state("kv", 3.0), 3.0)
+    timeline.take(state("warm-up", 4.0), 4.0)
+
+    (row,) = timeline.rows()
+    assert (row.at("kv"), row.at("warm-up"), row.at("ready")) == (3.0, 4.0, 4.0)
+    times = [row.at(name) for name in STATES]
+    assert sorted(filter(None, times)) == list(filter(None, times))
+
+
 def test_rows_stand_in_the_order_of_the_starts_and_a_gap_has_a_dash() -> None:
     timeline = StartupTimeline(0.0)
     timeline.take(state("spawned", 1.0, process="Worker_TP1", pid=9), 6.0)
@@ -84,7 +99,7 @@ def tables_in(text: str) -> list[dict[str, dict[str, str]]]:
         if cells[:2] == ["process", "pid"]:
             columns = [cell for cell in cells if cell not in {f"t{n}" for n in range(11)}]
             tables.append({})
-        elif len(cells) == len(columns):
+        elif len(cells) == len(columns) and cells[1].isdigit():
             tables[-1][cells[0]] = dict(zip(columns, cells, strict=True))
     return tables
 

@@ -1,5 +1,6 @@
 """What `vcli topo` warns of and suggests, and how it compares plans."""
 
+import json
 import re
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tests.support.topo_runs import (
     run_topo,
     warning_ids,
 )
+from vcli.topology import HostFacts
 
 
 @pytest.mark.parametrize(
@@ -61,6 +63,74 @@ def test_suggestions_are_all_layouts_ranked_twice(tmp_path: Path) -> None:
         assert sum(parts) + sum(single["communication_s"].values()) == pytest.approx(
             single["latency_s"]
         )
+
+
+def test_a_link_of_unknown_speed_is_never_the_best(tmp_path: Path) -> None:
+    folder = str(model_folder(tmp_path))
+    arguments = [folder, "--suggest", "-n", "2", "--gpus", "8", "--gpu", "h200"]
+    ranked = run_topo([*arguments, "--json"]).document["layouts"]
+    by_rate = sorted(ranked, key=lambda layout: layout["throughput_rank"])
+    across = {"-tp 16", "-tp 8 -pp 2"}
+
+    assert across <= {layout["flags"] for layout in ranked}
+    for layouts in (ranked, by_rate):
+        known = [layout["estimate"]["latency_s"] is not None for layout in layouts]
+        assert known == sorted(known, reverse=True)
+        assert not across & {layout["flags"] for layout in layouts[: sum(known)]}
+    unknown = next(layout["estimate"] for layout in ranked if layout["flags"] == "-tp 16")
+    assert (unknown["tokens_per_s"], unknown["single"]["communication_s"]) == (None, {"TP": None})
+    text = run_topo(arguments).out
+    assert re.search(r"^\d+ +-tp 16 +\? +\? ", text, re.MULTILINE)
+    assert "network of unknown speed: --link 400Gb" in text
+
+
+def test_a_plan_over_a_link_of_unknown_speed_shows_no_time(tmp_path: Path) -> None:
+    gpus = ["--gpus", "8", "--gpu", "h200"]
+    arguments = [str(model_folder(tmp_path)), "-tp", "16", "-n", "2", *gpus]
+    ran = run_topo(arguments)
+
+    assert re.search(r"^  TP 16 .* \?$", ran.out, re.MULTILINE)
+    assert re.search(r"^  one request +\? a token$", ran.out, re.MULTILINE)
+    assert run_topo([*arguments, "--json"]).document["traffic"]["groups"][0]["seconds"] is None
+    assert "?" not in run_topo([*arguments, "--link", "400Gb"]).out
+
+
+@pytest.mark.parametrize(
+    ("gpu", "flags", "is_told"),
+    [
+        ("t4", [], True),
+        ("v100", [], True),
+        ("t4", ["--dtype", "float16"], False),
+        ("a10", [], False),
+    ],
+)
+def test_a_gpu_without_bfloat16_is_told_with_the_type_that_it_has(
+    gpu: str, flags: list[str], is_told: bool, tmp_path: Path
+) -> None:
+    arguments = [str(model_folder(tmp_path)), "--gpus", "2", "--gpu", gpu, "-tp", "2", *flags]
+    told = [
+        warning["message"]
+        for warning in run_topo([*arguments, "--json"]).document["warnings"]
+        if warning["id"] == "FIT-06"
+    ]
+
+    assert bool(told) is is_told
+    assert all(text.endswith("; --dtype float16") and "needs compute" in text for text in told)
+
+
+def test_advice_about_memory_on_a_cpu_is_not_more_ranks(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path)
+    host = HostFacts(memory_available_bytes=16 * 1024**3)
+    (tmp_path / "facts").write_text(json.dumps({"host": host.to_json()}))
+    arguments = [str(folder), "--facts", str(tmp_path / "facts"), "--device", "cpu", "--json"]
+    (message,) = [
+        warning["message"]
+        for warning in run_topo(arguments).document["warnings"]
+        if warning["id"] == "FIT-04"
+    ]
+
+    assert "--max-model-len" in message
+    assert message.endswith("or free some memory")
 
 
 def test_suggestions_that_are_only_planned_are_marked(tmp_path: Path) -> None:

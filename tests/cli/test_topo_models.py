@@ -106,3 +106,23 @@ def test_attention_backend_is_the_typed_one(tmp_path: Path, typed: list[str], va
     folder = model_folder(tmp_path / "m")
     decisions = run_topo([str(folder), *H200, *typed, "--json"]).document["decisions"]
     assert {decision["name"]: decision["value"] for decision in decisions}["attention"] == value
+
+
+def test_a_hub_name_is_read_from_the_cache_or_told_how_to_get_it(tmp_path: Path) -> None:
+    environ = {"HF_HOME": str(tmp_path / "hf")}
+    missing = run_topo(["Qwen/Qwen3-8B"], environ=environ, cwd=tmp_path)
+    assert missing.status == 2
+    assert "Qwen/Qwen3-8B is neither a folder here nor downloaded" in missing.err
+    assert "hf download Qwen/Qwen3-8B config.json" in missing.err
+
+    model_folder(tmp_path / "hf/hub/models--Qwen--Qwen3-8B/snapshots/0f1e2d")
+    found = run_topo(["Qwen/Qwen3-8B"], environ=environ, cwd=tmp_path)
+    assert found.status == 0
+    assert "memory Qwen3-8B, " in found.out
+
+
+@pytest.mark.parametrize("path", ["nope/config.json", "nope/model.gguf"])
+def test_a_path_of_a_file_is_no_hub_name(path: str, tmp_path: Path) -> None:
+    ran = run_topo([path], cwd=tmp_path)
+    assert ran.status == 2
+    assert "hf download" not in ran.err

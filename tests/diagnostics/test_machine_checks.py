@@ -20,6 +20,7 @@ PASS, WARN, FAIL, SKIP, UNKNOWN = Status.PASS, Status.WARN, Status.FAIL, Status.
 TWO_NODES = {"nnodes": 2, "tp": 2, "master_addr": "10.0.0.1"}
 SOCKETS = (tuple(range(8)), tuple(range(8, 16)))
 ALL = {"allowed_cpus": frozenset(range(16))}
+BUSY = {"proc/loadavg": "5.1 4.0 0.1 1/300 1234"}
 QUOTA = "sys/fs/cgroup/user.slice/cpu.max"
 
 BOUND = {"host": {"numa_cpus": SOCKETS}, "config": {"tp": 2, "numa_bind": True}}
@@ -96,6 +97,39 @@ NUMA_CASES = [
         environ={"OMP_NUM_THREADS": "16"},
         config={"tp": 2},
     ),
+    Case(id="NUMA-08", status=PASS, says="room for all threads", config={"tp": 2}),
+    Case(
+        id="NUMA-08",
+        status=WARN,
+        says="load average 4 beside 2 ranks with OMP_NUM_THREADS=8 on 16 CPUs",
+        remedy="export OMP_NUM_THREADS=6 ",
+        files=BUSY,
+        config={"tp": 2},
+    ),
+    Case(id="NUMA-08", status=PASS, says="one thread", files=BUSY, config={"tp": 16}),
+    Case(
+        id="NUMA-08",
+        status=PASS,
+        says="room for all threads",
+        files={"proc/loadavg": "9.0 0.4 0.1 1/300 1234"},
+        config={"tp": 2},
+    ),
+    Case(
+        id="NUMA-08",
+        status=PASS,
+        says="room for all threads",
+        files=BUSY,
+        environ={"OMP_NUM_THREADS": "4"},
+        config={"tp": 2},
+    ),
+    Case(
+        id="NUMA-08",
+        status=SKIP,
+        says="8 of 16 CPUs",
+        files=BUSY,
+        host={"cpu_count": 8, "numa_cpus": SOCKETS},
+    ),
+    Case(id="NUMA-08", status=SKIP, says="load average", files={"proc/loadavg": ""}),
     Case(id="NUMA-07", status=SKIP, says="one NUMA node"),
     Case(
         id="NUMA-07",
@@ -268,6 +302,22 @@ FIT_CASES = [
         host={"gpus": gpu_facts(1, memory_total_bytes=18 * GIB)},
         more={**WITH_MODEL, **CUDA},
     ),
+    Case(
+        id="FIT-04",
+        status=WARN,
+        says="the model's length is 8,192",
+        remedy="or free some memory",
+        host={"memory_available_bytes": 16 * GIB},
+        more=WITH_MODEL,
+    ),
+    Case(
+        id="FIT-04",
+        status=FAIL,
+        says="nothing is left",
+        remedy="free some memory, or name a smaller model",
+        host={"memory_available_bytes": 12 * GIB},
+        more=WITH_MODEL,
+    ),
     Case(id="FIT-05", status=SKIP, says="planned for the CPU", more=WITH_MODEL),
     Case(id="FIT-05", status=PASS, host={"gpus": gpu_facts(1)}, more={**WITH_MODEL, **CUDA}),
     Case(
@@ -283,7 +333,7 @@ FIT_CASES = [
     Case(
         id="FIT-06",
         status=FAIL,
-        says="bfloat16 needs 8.0: GPU 0 NVIDIA H100 7.5",
+        says="bfloat16 needs compute capability 8.0: GPU 0 NVIDIA H100 has 7.5",
         remedy="--dtype float16",
         host={"gpus": gpu_facts(1, compute_capability=(7, 5))},
         more={**WITH_MODEL, **CUDA},

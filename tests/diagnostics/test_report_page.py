@@ -178,7 +178,7 @@ def test_a_file_that_cannot_be_written_leaves_one_document_with_the_status(
     tmp_path: Path, flag: str
 ) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "vcli.cli", "doctor", "env", "--json", flag, "r"],
+        [sys.executable, "-m", "vcli.cli", "doctor", "env", "--json", flag, "r.tgz"],
         cwd=tmp_path,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (512, 512)),
         capture_output=True,

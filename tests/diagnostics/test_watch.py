@@ -52,10 +52,24 @@ def test_failures_come_first_with_what_to_type() -> None:
 @pytest.mark.parametrize(
     ("one", "other", "is_same"),
     [("3 of 4", "3 of 4", True), ("0 errors", "1 errors", False), ("eth0 up", "eth0 down", False),
-     ("100 MiB", "109 MiB", True), ("100 MiB", "120 MiB", False), ("1 GPU", "1 GPU, 2", False)],
+     ("100 MiB", "109 MiB", True), ("100 MiB", "120 MiB", False), ("1 GPU", "1 GPU, 2", False),
+     ("97,472 tokens (11.9 × 8,192)", "97,904 tokens (12.0 × 8,192)", True),
+     ("97,472 tokens", "47,472 tokens", False), ("1020.0 MiB free", "1.0 GiB free", True),
+     ("1.0 MiB free", "1.0 GiB free", False), ("2 gone after 2 ms", "1 gone after 2 ms", False),
+     ("GPU 0,1,2", "GPU 0,1,3", False)],
 )  # fmt: skip
 def test_numbers_may_move_by_a_tenth(one: str, other: str, is_same: bool) -> None:
     assert is_same_measurement(one, other) is is_same
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("2 workers gone 2 ms after the kill", "2 workers gone 9 ms after the kill"),
+     ("513.2 MiB of weights at 875.0 MiB/s", "513.2 MiB of weights at 3.3 GiB/s"),
+     ("taken by pid 12 (server, for 3 s)", "taken by pid 12 (server, for 2 min)")],
+)  # fmt: skip
+def test_times_and_speeds_alone_are_no_change(one: str, other: str) -> None:
+    assert is_same_measurement(one, other)
 
 
 def test_a_number_among_the_words_is_the_interval() -> None:
