@@ -1,6 +1,8 @@
 """Sampling options of one request and their limits."""
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -12,6 +14,8 @@ MAX_COUNT: Final = 2**31 - 1
 _MAX_STOP_STRINGS: Final = 64
 _MAX_STOP_CHARACTERS: Final = 4096  # of one; each new piece of text is searched for all
 _MAX_STOP_TOKEN_IDS: Final = 1024
+#: no field has another name in the request
+OWN_NAMES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -53,12 +57,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             or self.frequency_penalty != 0.0
         )
 
-    def verify(self) -> None:
-        """Check every limit.
+    def verify(self, names: Mapping[str, str] = OWN_NAMES) -> None:
+        """Check every limit; `names` are those of fields that the client calls otherwise.
 
         Raises:
             RequestError: a value out of range; names the field, the value and the limit.
         """
+        max_tokens = names.get("max_tokens", "max_tokens")
+        logprobs = names.get("logprobs", "logprobs")
         _in_range("temperature", self.temperature, 0.0, 100.0)
         _in_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
         _in_range("min_p", self.min_p, 0.0, 1.0)
@@ -66,18 +72,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _in_range("repetition_penalty", self.repetition_penalty, 0.0, 100.0, low_open=True)
         _is_count("top_k", self.top_k, 0)
-        _is_count("max_tokens", self.max_tokens, 1)
+        _is_count(max_tokens, self.max_tokens, 1)
         _is_count("min_tokens", self.min_tokens, 0)
         if self.seed is not None and not -(2**63) <= self.seed < 2**64:
             raise RequestError(f"seed={_shown(self.seed)} must fit 64 bits", parameter="seed")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
-                f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}",
+                f"min_tokens={self.min_tokens} is above {max_tokens}={self.max_tokens}",
                 parameter="min_tokens",
             )
         if self.logprobs is not None and not 0 <= self.logprobs <= 20:
             raise RequestError(
-                f"logprobs={_shown(self.logprobs)} must be between 0 and 20", parameter="logprobs"
+                f"{logprobs}={_shown(self.logprobs)} must be between 0 and 20", parameter=logprobs
             )
         self._verify_stop()
 

@@ -27,6 +27,7 @@ _DEADLINE_S = 60.0
 _MAX_READERS = 64
 _MAX_PAYLOAD_BYTES = 1 << 30
 _MAX_KILLS = 1000
+_MIN_SECONDS = 0.01
 _NUM_WARM_UP = 20
 _PUSHED_BYTES = 1 << 20
 
@@ -59,10 +60,12 @@ class IpcBenchSpec:
             raise ConfigError(
                 f"--payload {','.join(large)}: 0 bytes to 1 GiB", hint="--payload 100,64K,8M"
             )
-        if not 0 < self.seconds <= 600:
-            raise ConfigError(f"--seconds {self.seconds:g}: more than 0, at most 600")
+        if not _MIN_SECONDS <= self.seconds <= 600:
+            raise ConfigError(
+                f"--seconds {self.seconds:g}: {_MIN_SECONDS:g} to 600", hint="--seconds 0.5"
+            )
         if not 0 <= self.gap_s <= 10:
-            raise ConfigError(f"--pace-ms {self.gap_s * 1e3:g}: 0 to 10000")
+            raise ConfigError(f"--pace-ms {self.gap_s * 1e3:g}: 0 to 10000", hint="--pace-ms 2")
         if not 0 <= self.kills <= _MAX_KILLS:
             raise ConfigError(f"--kills {self.kills}: 0 to {_MAX_KILLS}", hint="--kills 10")
 

@@ -16,9 +16,9 @@ import msgspec
 
 from vcli.runtime.bench.workloads import BenchRequest
 from vcli.runtime.config import EngineConfig
-from vcli.runtime.errors import EngineDeadError, FailureReport, RequestError, RpcTimeoutError
+from vcli.runtime.errors import EngineDeadError, FailureReport, RequestError
 from vcli.runtime.ipc.frames import FrameSocket, frame_pair
-from vcli.runtime.launch.core_child import core_child
+from vcli.runtime.launch.core_child import CORE_PATIENCE_S, core_child
 from vcli.runtime.messages import (
     ChildMessage,
     ClientMessage,
@@ -33,13 +33,15 @@ from vcli.runtime.messages import (
 )
 from vcli.runtime.process.fork_owner import ForkServer
 from vcli.runtime.process.group import ChildGroup
+from vcli.runtime.process.left_signals import LeftSignals
+from vcli.runtime.process.silence import LOOK_EVERY_S, SilenceWatch
 from vcli.runtime.sampling_params import SamplingParams
 from vcli.topology.errors import VcliError
 
 _EXTENSION: Final = "vcli.runtime.worker.bench_extension:BenchExtension"
 _SEND_S: Final = 60.0
-#: beyond the engine's own deadline for a step, which names the rank that is late
-_STEP_GRACE_S: Final = 15.0
+#: number of a call whose answer is only heard
+_NOBODYS_CALL: Final = 0
 #: the monitor of the processes says how one ended a moment after its socket did
 _REPORT_GRACE_S: Final = 1.0
 _STOP_S: Final = 1.5
@@ -81,9 +83,14 @@ class OfflineEngine:
         fork_server: ForkServer | None,
     ) -> None:
         """`on_message` hears of the start-up states, from another thread."""
-        self._config = replace(config, worker_extension_cls=_EXTENSION)
+        self._config = replace(
+            config, worker_extension_cls=_EXTENSION, deadlines=config.deadlines.begun()
+        )
         self._fork_server = fork_server
-        self._children = ChildGroup(on_message=on_message, on_failure=self._on_failure)
+        self._on_message = on_message
+        self._is_ending = False
+        self._left_signals = LeftSignals(lambda: self._is_ending)
+        self._children = ChildGroup(on_message=self._take, on_failure=self._on_failure)
         self._failure: FailureReport | None = None
         self._has_failed = threading.Event()
         ours, self._core_end = frame_pair()
@@ -103,9 +110,19 @@ class OfflineEngine:
         """
         try:
             self._start_core()
-            self.started = self._children.wait_ready(self._config.deadlines.start_s)[0]
+            deadlines = self._config.deadlines
+            (self.started,) = self._children.wait_ready(
+                deadlines.start_s, left_s=deadlines.start_left_s(), patience_s=CORE_PATIENCE_S
+            )
+            self._watch = SilenceWatch(
+                "EngineCore",
+                self.core_pid,
+                stall_s=deadlines.stall_s,
+                limit_s=deadlines.execute_model_s,
+            )
         except BaseException:
-            self._close(0.0)
+            self._is_ending = True
+            self._close(_STOP_S, asked=False)
             raise
         return self
 
@@ -116,6 +133,7 @@ class OfflineEngine:
         trace: TracebackType | None,
     ) -> None:
         """End all processes; what runs is dropped."""
+        self._is_ending = True
         self._children.expect_end()
         # A frame that was cut short, or a core that is gone already: the ladder ends it.
         with contextlib.suppress(OSError, VcliError):
@@ -133,9 +151,8 @@ class OfflineEngine:
         """Run the requests together, each to its full length; in their order.
 
         Raises:
-            EngineDeadError: a process died or failed.
+            EngineDeadError: a process died or failed, or the core was silent for too long.
             RequestError: the engine refused a request.
-            RpcTimeoutError: nothing came for longer than a step may take.
         """
         times: dict[str, RequestTimes] = {}
         for request in requests:
@@ -163,8 +180,7 @@ class OfflineEngine:
         """What the worker's method gives on each rank.
 
         Raises:
-            EngineDeadError: a process died, or the call failed.
-            RpcTimeoutError: no answer in time.
+            EngineDeadError: a process died, the call failed, or the core was silent for too long.
         """
         self._num_sent += 1
         call_id = self._num_sent
@@ -189,7 +205,11 @@ class OfflineEngine:
             link_fd=None if link is None else link.fileno(),
         )
         try:
-            self._children.start([spec], starter=None if server is None else server.starter)
+            self._children.start(
+                [spec],
+                starter=None if server is None else server.starter,
+                timeout_s=self._config.deadlines.start_left_s(),
+            )
         finally:
             self._core_end.close()
             if link is not None:
@@ -202,11 +222,14 @@ class OfflineEngine:
             raise EngineDeadError(self._cause()) from None
 
     def _receive(self) -> EngineOutputs | UtilityReply:
-        limit_s = self._config.deadlines.execute_model_s + _STEP_GRACE_S
-        try:
-            payload = self._frames.recv(limit_s)
-        except TimeoutError:
-            raise RpcTimeoutError(f"the engine core said nothing for {limit_s:g} s") from None
+        while True:
+            try:
+                payload = self._frames.recv(LOOK_EVERY_S)
+            except TimeoutError:
+                self._look()
+                continue
+            break
+        self._watch.heard()
         if payload is None:
             raise EngineDeadError(self._cause())
         message = self._decoder.decode(payload)
@@ -215,19 +238,32 @@ class OfflineEngine:
             raise EngineDeadError(self._failure)
         return message
 
+    def _look(self) -> None:
+        """Nothing came for a second: is the core only busy?"""
+        report = self._watch.look()
+        if report is not None:
+            self._failure = self._failure or report
+            raise EngineDeadError(self._failure)
+        if self._watch.wants_to_ask():
+            self._send(UtilityCall(call_id=_NOBODYS_CALL, method="ping"))
+
     def _cause(self) -> FailureReport:
         """Why the core's socket ended."""
         self._has_failed.wait(_REPORT_GRACE_S)
         self._failure = self._failure or _report("the connection to the engine core ended")
         return self._failure
 
+    def _take(self, message: ChildMessage) -> None:
+        if not self._left_signals.take(message):
+            self._on_message(message)
+
     def _on_failure(self, report: FailureReport) -> None:
         # In the monitor's thread; whoever reads from the socket sees its end.
         self._failure = self._failure or report
         self._has_failed.set()
 
-    def _close(self, grace_s: float) -> None:
-        self._children.shutdown(grace_s)
+    def _close(self, grace_s: float, *, asked: bool = True) -> None:
+        self._children.shutdown(grace_s, asked=asked)
         self._frames.close()
 
 

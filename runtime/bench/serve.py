@@ -5,6 +5,7 @@ It ends when every request has ended, when somebody stops it, or when the server
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,16 @@ from vcli.runtime.launch.stop_signals import StopSignals
 from vcli.topology.errors import ExitStatus
 
 _NOTE_EVERY_S: Final = 5.0
+#: what differs in messages that say the same: numbers and ids, but not the status
+_NUMBERS: Final = re.compile(r"(?<!HTTP )\b[0-9a-f-]*[0-9][0-9a-f-]*")
+
+
+@dataclass(slots=True)
+class FailureKind:
+    """Failures that say the same; `error` is the first of them."""
+
+    error: str
+    count: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,6 +59,14 @@ class ServeBenchResult:
     def num_unsent(self) -> int:
         """Requests that nobody sent, or whose answer was not waited for."""
         return self.spec.num_prompts - len(self.records)
+
+    def failure_kinds(self) -> list["FailureKind"]:
+        """The failures by what was said, numbers aside; the most frequent kind first."""
+        kinds: dict[str, FailureKind] = {}
+        for record in sorted(self.failures, key=lambda record: record.ended_s):
+            kind = kinds.setdefault(_NUMBERS.sub("#", record.error), FailureKind(record.error))
+            kind.count += 1
+        return sorted(kinds.values(), key=lambda kind: -kind.count)
 
     def per_second(self, amount: float) -> float:
         """`amount` by the duration."""
@@ -129,11 +148,12 @@ class _Load:
         result, spec = self._result, self._spec
         result.model = self._model or await served_model(self._client)
         client = ServeClient(self._client, spec, result.model)
-        refused = await client.settle()
+        refusals = await client.settle()
         result.prompts = client.dialect.prompts
         result.counts_from = "usage" if client.dialect.has_extras else "chunks"
-        if refused:
-            self._note(f"! the server refused the first form ({refused})")
+        if refusals:
+            for refusal in refusals:
+                self._note(f"! the server refused {refusal}")
             self._note(f"! so prompts are {result.prompts}, token counts from {result.counts_from}")
         began_s = time.monotonic()
         places = asyncio.Semaphore(spec.max_concurrency or spec.num_prompts)
@@ -142,14 +162,18 @@ class _Load:
             async with asyncio.TaskGroup() as group:
                 for index, start_s in enumerate(spec.start_times()):
                     await asyncio.sleep(max(began_s + start_s - time.monotonic(), 0))
+                    # Here, not in the task: to cancel many that wait takes quadratic time.
+                    await places.acquire()
                     group.create_task(self._one(client, index, places))
         finally:
             progress.cancel()
             result.duration_s = time.monotonic() - began_s
 
     async def _one(self, client: ServeClient, index: int, places: asyncio.Semaphore) -> None:
-        async with places:
+        try:
             record = await client.measure(index)
+        finally:
+            places.release()
         self._result.records.append(record)
         if record.is_connection_lost and not await self._client.is_listening():
             # What is still to be sent would fail in the same way, one after the other.

@@ -74,6 +74,11 @@ class Dialect:
     has_extras: bool
     """It takes `ignore_eos` and reports its token counts."""
 
+    def describe(self) -> str:
+        """The form of a request, for people."""
+        extras = "" if self.has_extras else " without ignore_eos and stream_options"
+        return f"prompts as {self.prompts}{extras}"
+
 
 class ServeClient:
     """Asks one server for one model's answers; belongs to one event loop."""
@@ -88,14 +93,14 @@ class ServeClient:
         self.running: set[RequestRecord] = set()
         """What is being measured; the pieces that came stand in `arrivals`."""
 
-    async def settle(self) -> str:
-        """Find the dialect with a short request; what was refused on the way, else "".
+    async def settle(self) -> list[str]:
+        """Find the dialect with a short request; the refusals on the way, each kind once.
 
         Raises:
             ConfigError: nobody is there, no such path, or no such model.
             UnfitError: the server cannot answer.
         """
-        refusal: _RefusedError | None = None
+        refusals: dict[str, tuple[str, _RefusedError]] = {}
         plain = replace(self.dialect, prompts="text")
         dialects = [self.dialect, plain, replace(plain, has_extras=False)]
         for dialect in dict.fromkeys(dialects):
@@ -111,14 +116,14 @@ class ServeClient:
             except _RefusedError as error:
                 if error.status not in (400, 422):
                     raise _explain(error, self._model) from error
-                refusal = refusal or error
+                refusals.setdefault(error.message, (dialect.describe(), error))
             except StreamError as error:
                 raise UnfitError(f"the first request failed: {error.message}") from error
             except (ServerGoneError, BrokenResponseError) as error:
                 raise unreachable(error) from error
             else:
-                return refusal.message if refusal else ""
-        raise _explain(refusal or _RefusedError(0, "no dialect"), self._model)
+                return [f"{form} ({said})" for said, (form, _) in refusals.items()]
+        raise _explain_all(refusals, self._model)
 
     async def measure(self, index: int) -> RequestRecord:
         """Send one request and follow its answer; a failure stands in the record."""
@@ -227,6 +232,16 @@ def unreachable(error: VcliError) -> ConfigError:
     return ConfigError(
         error.message, hint="start a server there (vcli serve), or correct --base-url"
     )
+
+
+def _explain_all(refusals: Mapping[str, tuple[str, _RefusedError]], model: str) -> VcliError:
+    """When every form was refused: the first with its meaning, the others where they differ."""
+    (_, first), *_ = refusals.values()
+    explained = _explain(first, model)
+    if len(refusals) == 1:
+        return explained
+    lines = [f"  {form}: {said}" for said, (form, _) in refusals.items()]
+    return ConfigError("\n".join(["the server refuses the requests", *lines]), hint=explained.hint)
 
 
 def _explain(error: _RefusedError, model: str) -> VcliError:

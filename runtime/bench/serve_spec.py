@@ -14,6 +14,9 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = ("completions", "chat")
 _MAX_PROMPTS: Final = 1_000_000
 _MAX_LENGTH: Final = 2**24
 _MAX_TIMEOUT_S: Final = 7 * 86400
+#: No answer comes in less, and a slower rate never ends.
+_MIN_TIMEOUT_S: Final = 0.1
+_MIN_RATE: Final = 0.001
 #: about one token each, in most vocabularies
 _WORDS: Final = (
     *("time", "day", "way", "world", "life", "hand", "part", "place", "work", "week"),
@@ -61,14 +64,16 @@ class ServeBenchSpec:
                 )
         if self.max_concurrency == 0:
             raise ConfigError("--max-concurrency 0 must be at least 1", hint="leave it out")
-        if math.isnan(self.request_rate) or self.request_rate <= 0:
+        if not self.request_rate >= _MIN_RATE:
             raise ConfigError(
-                f"--request-rate {self.request_rate:g} must be above 0", hint="--request-rate inf"
+                f"--request-rate {self.request_rate:g} must be at least {_MIN_RATE:g} requests in "
+                "a second",
+                hint="--request-rate inf",
             )
-        if not 0 < self.request_timeout_s <= _MAX_TIMEOUT_S:
+        if not _MIN_TIMEOUT_S <= self.request_timeout_s <= _MAX_TIMEOUT_S:
             raise ConfigError(
-                f"--request-timeout {self.request_timeout_s:g} must be above 0 and at most "
-                f"{_MAX_TIMEOUT_S}",
+                f"--request-timeout {self.request_timeout_s:g} must be at least "
+                f"{_MIN_TIMEOUT_S:g} seconds and at most {_MAX_TIMEOUT_S:g}",
                 hint="--request-timeout 600",
             )
         if not 0 <= self.temperature <= 100:

@@ -24,7 +24,8 @@ from vcli.runtime.messages import (
     SchedulerStats,
     ShutdownCore,
 )
-from vcli.runtime.sampling_params import SamplingParams
+from vcli.runtime.process.silence import LOOK_EVERY_S, SilenceWatch
+from vcli.runtime.sampling_params import OWN_NAMES, SamplingParams
 from vcli.topology.errors import VcliError
 
 logger = get_logger(__name__)
@@ -43,8 +44,12 @@ class AsyncEngine:
         default_sampling: Mapping[str, float] | None = None,
         observer: RequestObserver | None = None,
         on_own_failure: Callable[[FailureReport], None] | None = None,
+        core_watch: SilenceWatch | None = None,
     ) -> None:
-        """`on_own_failure` hears of a failure on this side, which no monitor of processes sees."""
+        """`on_own_failure` hears of a failure that no monitor of processes sees.
+
+        `core_watch` names a core that does not answer; without it, nobody does.
+        """
         self.tokenizer = tokenizer
         self.inputs = InputProcessor(
             tokenizer,
@@ -58,12 +63,17 @@ class AsyncEngine:
             core_socket, on_outputs=self._on_outputs, on_failure=self._on_failure
         )
         self._on_own_failure = on_own_failure
+        self._core_watch = core_watch
+        self._watching: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def start(self) -> None:
         """Connect to the core, in the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._client.start()
+        if self._core_watch is not None:
+            watching = self._watch_core(self._core_watch)
+            self._watching = self._loop.create_task(watching, name="core-watch")
 
     @property
     def failure(self) -> FailureReport | None:
@@ -74,6 +84,11 @@ class AsyncEngine:
     def num_open_requests(self) -> int:
         """Requests without a finish reason yet."""
         return self._outputs.num_open
+
+    @property
+    def trouble(self) -> str:
+        """What keeps the core from answering; empty where nothing is known."""
+        return "" if self._core_watch is None else self._core_watch.trouble
 
     def check_alive(self) -> None:
         """Raise EngineDeadError when the engine is dead."""
@@ -88,8 +103,9 @@ class AsyncEngine:
         *,
         num_choices: int = 1,
         default_max_tokens: int | None = None,
+        names: Mapping[str, str] = OWN_NAMES,
     ) -> list[EngineRequest]:
-        """Tokenise and check; one request per choice.
+        """Tokenise and check; one request per choice. `names` as in `make_requests`.
 
         Raises:
             RequestError: the prompt or an option is wrong.
@@ -102,6 +118,7 @@ class AsyncEngine:
             sampling,
             num_choices=num_choices,
             default_max_tokens=default_max_tokens,
+            names=names,
         )
 
     async def generate(
@@ -178,7 +195,27 @@ class AsyncEngine:
 
     async def close(self) -> None:
         """Let go of the core's socket."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait({self._watching})
         await self._client.close()
+
+    async def _watch_core(self, watch: SilenceWatch) -> None:
+        """Look each second whether a core that owes an answer still runs."""
+        num_heard = 0
+        while self._client.failure is None:
+            await asyncio.sleep(LOOK_EVERY_S)
+            if self._client.num_heard != num_heard:
+                num_heard = self._client.num_heard
+                watch.heard()
+            elif not (self.num_open_requests or self._client.num_calls or watch.is_owed):
+                watch.rest()
+            elif (report := watch.look()) is not None:
+                self._client.fail(report)
+                if self._on_own_failure is not None:
+                    self._on_own_failure(report)
+            elif watch.wants_to_ask():
+                self._client.ask_for_sign_of_life()
 
     def _on_outputs(self, message: EngineOutputs) -> None:
         if message.stats is not None:

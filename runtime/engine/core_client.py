@@ -39,6 +39,8 @@ FRONT_END = API_SERVER
 #: The process monitor sees the exit status a moment after the socket ends; its report names the
 #: signal, so it is worth this wait.
 _REPORT_GRACE_S = 0.3
+#: Number of a call whose answer is only heard; others count from 1.
+_NOBODYS_CALL = 0
 
 
 class CoreCallError(VcliError):
@@ -73,6 +75,8 @@ class CoreClient:
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[CoreMessage] = msgspec.msgpack.Decoder(CoreMessage)
+        self.num_heard = 0
+        """Messages of the core so far."""
         self.failure: FailureReport | None = None
         self.has_left_as_asked = False
         """Whether `failure` is only the end that `ShutdownCore` asked for."""
@@ -98,6 +102,15 @@ class CoreClient:
             self._is_shutting_down = True
         self._outgoing.append(payload)
         self._has_outgoing.set()
+
+    @property
+    def num_calls(self) -> int:
+        """Calls that wait for the core's answer."""
+        return len(self._calls)
+
+    def ask_for_sign_of_life(self) -> None:
+        """Have the core's loop say something, whatever its workers do."""
+        self.post(UtilityCall(call_id=_NOBODYS_CALL, method="ping"))
 
     async def call(self, method: str, *arguments: Any, timeout_s: float) -> Any:
         """The value that the core's method gives.
@@ -211,6 +224,7 @@ class CoreClient:
         )
 
     def _handle(self, message: CoreMessage) -> None:
+        self.num_heard += 1
         match message:
             case EngineOutputs():
                 self._on_outputs(message)

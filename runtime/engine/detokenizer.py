@@ -50,6 +50,15 @@ class IncrementalDetokenizer:
         self._num_context = len(context)
         self._context_text = text
 
+    @property
+    def num_pending(self) -> int:
+        """Tokens whose text was not given yet."""
+        return len(self._window) - self._num_context
+
+    def skips(self, token_id: int) -> bool:
+        """Whether the token has no text here."""
+        return token_id in self._skipped
+
     def add(self, token_id: int) -> str:
         """Take one token; the text that is certain now, empty while a character is incomplete."""
         if token_id in self._skipped:
@@ -58,13 +67,13 @@ class IncrementalDetokenizer:
         text = self._decode(self._window)
         if not text.endswith(_REPLACEMENT):
             return self._advance(text)
-        if len(self._window) - self._num_context <= _MAX_PENDING:
+        if self.num_pending <= _MAX_PENDING:
             return ""
         return self._give_up_on_oldest()
 
     def flush(self) -> str:
         """The rest at the end of the request; U+FFFD where a character never became complete."""
-        if len(self._window) == self._num_context:
+        if not self.num_pending:
             return ""
         return self._advance(self._decode(self._window))
 

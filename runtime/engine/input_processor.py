@@ -11,7 +11,7 @@ import msgspec
 from vcli.runtime.engine.tokenizer import Tokenizer
 from vcli.runtime.errors import RequestError
 from vcli.runtime.messages import EngineRequest
-from vcli.runtime.sampling_params import SamplingParams, check_text
+from vcli.runtime.sampling_params import OWN_NAMES, SamplingParams, check_text
 
 _MAX_CHOICES = 128
 _LONG_TEXT = 4096  # characters; longer prompts are tokenised in a thread
@@ -115,10 +115,12 @@ class InputProcessor:
         *,
         num_choices: int = 1,
         default_max_tokens: int | None = None,
+        names: Mapping[str, str] = OWN_NAMES,
     ) -> list[EngineRequest]:
         """One request per choice; the choices of a seeded request have seeds seed, seed+1, ...
 
-        Without max_tokens the limit is what fits, at most `default_max_tokens`.
+        Without max_tokens the limit is what fits, at most `default_max_tokens`. `names` are what
+        the client calls `prompt`, `max_tokens` and `logprobs`, where it calls them otherwise.
 
         Raises:
             RequestError: prompt empty, too long or with unknown ids, or a sampling option out of
@@ -128,12 +130,18 @@ class InputProcessor:
             raise RequestError(
                 f"n={num_choices} must be between 1 and {_MAX_CHOICES}", parameter="n"
             )
-        sampling.verify()
+        sampling.verify(names)
         token_ids = list(prompt_token_ids)
-        self._check_prompt(token_ids)
+        self._check_prompt(token_ids, names.get("prompt", "prompt"))
         self.check_token_ids(sampling.stop_token_ids, parameter="stop_token_ids")
         sampling = msgspec.structs.replace(
-            sampling, max_tokens=self._max_tokens(len(token_ids), sampling, default_max_tokens)
+            sampling,
+            max_tokens=self._max_tokens(
+                len(token_ids),
+                sampling,
+                default_max_tokens,
+                names.get("max_tokens", "max_tokens"),
+            ),
         )
         requests = []
         for choice in range(num_choices):
@@ -152,18 +160,18 @@ class InputProcessor:
             )
         return requests
 
-    def _check_prompt(self, token_ids: list[int]) -> None:
+    def _check_prompt(self, token_ids: list[int], parameter: str) -> None:
         if not token_ids:
-            raise RequestError("the prompt is empty", parameter="prompt")
+            raise RequestError(f"{parameter}: no tokens, at least 1 is needed", parameter=parameter)
         longest = self.max_model_len - 1
         if len(token_ids) > longest:
             raise RequestError(
-                f"the prompt has {len(token_ids)} tokens, at most {longest} fit "
+                f"{parameter} has {len(token_ids)} tokens, at most {longest} fit "
                 f"(max_model_len={self.max_model_len}, one token is left for the answer)",
-                parameter="prompt",
+                parameter=parameter,
                 hint="shorten the prompt, or serve with a higher --max-model-len",
             )
-        self.check_token_ids(token_ids, parameter="prompt")
+        self.check_token_ids(token_ids, parameter=parameter)
 
     def check_token_ids(self, token_ids: Sequence[int], *, parameter: str) -> None:
         """Raise RequestError for an id that the model does not have."""
@@ -176,16 +184,16 @@ class InputProcessor:
             )
 
     def _max_tokens(
-        self, num_prompt_tokens: int, sampling: SamplingParams, default: int | None
+        self, num_prompt_tokens: int, sampling: SamplingParams, default: int | None, name: str
     ) -> int:
         remaining = self.max_model_len - num_prompt_tokens
         if sampling.max_tokens is None:
             limit = remaining if default is None else min(default, remaining)
         elif sampling.max_tokens > remaining:
             raise RequestError(
-                f"max_tokens={sampling.max_tokens} and a prompt of {num_prompt_tokens} tokens "
+                f"{name}={sampling.max_tokens} and a prompt of {num_prompt_tokens} tokens "
                 f"are more than max_model_len={self.max_model_len}",
-                parameter="max_tokens",
+                parameter=name,
                 hint=f"ask for at most {remaining} tokens",
             )
         else:

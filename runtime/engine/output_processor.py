@@ -7,10 +7,12 @@ of the caller (n choices, several prompts) share it.
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Protocol
 
 from vcli.runtime.engine.detokenizer import IncrementalDetokenizer, StopStringFilter
+from vcli.runtime.engine.token_places import PlacedTokens
 from vcli.runtime.engine.tokenizer import Tokenizer
 from vcli.runtime.errors import RequestError
 from vcli.runtime.messages import EngineOutput, EngineRequest, TokenLogprobs
@@ -30,7 +32,9 @@ class RequestOutput:
     """News of one request: `text` and `token_ids` are what came since the last output.
 
     `index` is the request's place in the list that the caller gave. `stop_reason` is the stop
-    string or the stop token id that ended it, None for end-of-text tokens and limits.
+    string or the stop token id that ended it, None for end-of-text tokens and limits. `logprobs`
+    are those of the tokens whose place in the text has become certain; `text_offsets` says where
+    each begins, in characters of the request's whole text.
     """
 
     request_id: str
@@ -43,6 +47,7 @@ class RequestOutput:
     num_cached_tokens: int
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    text_offsets: list[int] = field(default_factory=list)
 
 
 class RequestObserver(Protocol):
@@ -87,6 +92,7 @@ class OutputStream:
             output.token_ids = earlier.token_ids + output.token_ids
             if earlier.logprobs is not None:
                 output.logprobs = earlier.logprobs + (output.logprobs or [])
+                output.text_offsets = earlier.text_offsets + output.text_offsets
         self._waiting[output.request_id] = output
         self._arrived.set()
 
@@ -125,7 +131,7 @@ class _RequestState:
         self._include_stop = options.include_stop_str_in_output
         self._eos_token_ids = request.eos_token_ids
         self._min_tokens = sampling.min_tokens
-        self._wants_logprobs = sampling.logprobs is not None
+        self._places = None if sampling.logprobs is None else PlacedTokens(tokenizer.token_bytes)
         self._detokenizer = IncrementalDetokenizer(
             tokenizer,
             skip_special_tokens=options.skip_special_tokens,
@@ -137,6 +143,7 @@ class _RequestState:
         self._num_prompt_tokens = len(request.prompt_token_ids)
         self._num_generated_tokens = 0
         self._num_cached_tokens = 0
+        self._num_shown = 0
         self._silent_token_ids: list[int] = []
 
     def process(self, output: EngineOutput) -> RequestOutput | None:
@@ -144,21 +151,26 @@ class _RequestState:
         self._num_cached_tokens = output.num_cached_tokens or self._num_cached_tokens
         text = ""
         num_taken = 0
-        for token_id in output.new_token_ids:
-            text += self._take(token_id, is_stop=token_id == output.stop_token_id)
+        for token_id, logprobs in self._with_logprobs(output):
+            text += self._take(token_id, logprobs, is_stop=token_id == output.stop_token_id)
             num_taken += 1
             if self._stop_filter.matched is not None:
                 break
         finish_reason = output.finish_reason
         if finish_reason is not None and self._stop_filter.matched is None:
-            text += self._search(self._detokenizer.flush()) + self._stop_filter.flush()
+            text += self._search(self._flush()) + self._stop_filter.flush()
         stop_reason: str | int | None = self._stop_filter.matched
         if stop_reason is not None:
             finish_reason = "stop"
         elif output.stop_token_id is not None and output.stop_token_id not in self._eos_token_ids:
             stop_reason = output.stop_token_id
+        self._num_shown += len(text)
+        shown, offsets = None, list[int]()
+        if self._places is not None:
+            is_over = finish_reason is not None
+            shown, offsets = self._places.shown(self._num_shown, is_over=is_over)
         token_ids = self._silent_token_ids + output.new_token_ids[:num_taken]
-        if not text and finish_reason is None and not self._wants_logprobs:
+        if not text and finish_reason is None and not shown:
             self._silent_token_ids = token_ids
             return None
         self._silent_token_ids = []
@@ -167,7 +179,8 @@ class _RequestState:
             index=self.index,
             text=text,
             token_ids=token_ids,
-            logprobs=output.logprobs[:num_taken] if output.logprobs is not None else None,
+            logprobs=shown or None,
+            text_offsets=offsets,
             num_prompt_tokens=self._num_prompt_tokens,
             num_generated_tokens=self._num_generated_tokens,
             num_cached_tokens=self._num_cached_tokens,
@@ -175,11 +188,26 @@ class _RequestState:
             stop_reason=stop_reason,
         )
 
-    def _take(self, token_id: int, *, is_stop: bool) -> str:
+    def _with_logprobs(self, output: EngineOutput) -> Iterable[tuple[int, TokenLogprobs | None]]:
+        logprobs = repeat(None) if output.logprobs is None else output.logprobs
+        return zip(output.new_token_ids, logprobs, strict=False)
+
+    def _take(self, token_id: int, logprobs: TokenLogprobs | None, *, is_stop: bool) -> str:
         self._num_generated_tokens += 1
-        if is_stop and not self._include_stop:
-            return ""
-        return self._search(self._detokenizer.add(token_id))
+        is_hidden = is_stop and not self._include_stop  # the last one: nothing completes it
+        text = self._flush() if is_hidden else self._detokenizer.add(token_id)
+        if self._places is not None and logprobs is not None:
+            is_silent = is_hidden or self._detokenizer.skips(token_id)
+            self._places.add(logprobs, is_silent=is_silent)
+            shown = "" if is_hidden else text
+            self._places.place(shown, num_pending=self._detokenizer.num_pending)
+        return self._search(text)
+
+    def _flush(self) -> str:
+        text = self._detokenizer.flush()
+        if self._places is not None:
+            self._places.place(text, num_pending=0)
+        return text
 
     def _search(self, text: str) -> str:
         if self._num_generated_tokens <= self._min_tokens:

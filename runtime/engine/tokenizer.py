@@ -6,6 +6,7 @@ end token is added (`add_bos_token` in tokenizer_config.json counts only without
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +32,7 @@ _KEEPING_STEPS = frozenset(
 )
 #: normal forms make at most so many bytes into one
 _NORMAL_FORM_FACTOR = 4
+_BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
 class Tokenizer:
@@ -170,7 +172,12 @@ class Tokenizer:
         )
 
     def token_text(self, token_id: int) -> str:
-        """One token as text, special ones too; U+FFFD where it is a part of a character."""
+        """One token as text among others, special ones too; U+FFFD for a part of a character."""
+        # Alone, a token of some tokenizers loses the space before it.
+        before, text_before = self._anchor
+        text = self._backend.decode([*before, token_id], skip_special_tokens=False)
+        if text.startswith(text_before):
+            return text.removeprefix(text_before)
         return self._backend.decode([token_id], skip_special_tokens=False)
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -178,7 +185,7 @@ class Tokenizer:
         token = self._backend.id_to_token(token_id)
         if token is None:
             return b""
-        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        if self._has_byte_tokens and _BYTE_TOKEN.fullmatch(token):
             return bytes.fromhex(token[3:5])
         if self._is_byte_level and token_id not in self.special_token_ids:
             values = [_BYTE_OF_CHARACTER.get(character) for character in token]
@@ -215,6 +222,19 @@ class Tokenizer:
     @cached_property
     def _is_byte_level(self) -> bool:
         return any(step.get("type") == "ByteLevel" for step in _steps(self._pipeline["decoder"]))
+
+    @cached_property
+    def _has_byte_tokens(self) -> bool:
+        return any(step.get("type") == "ByteFallback" for step in _steps(self._pipeline["decoder"]))
+
+    @cached_property
+    def _anchor(self) -> tuple[list[int], str]:
+        """Some token to stand before another, and its text."""
+        try:
+            token_ids = self.encode("a", add_special_tokens=False)[-1:]
+        except RequestError:
+            return [], ""
+        return token_ids, self._backend.decode(token_ids, skip_special_tokens=False)
 
 
 def _steps(description: dict[str, Any] | None) -> list[dict[str, Any]]:

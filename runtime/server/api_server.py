@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from vcli.runtime.server.errors import DrainingError
+from vcli.runtime.server.http_protocol import HttpProtocol
 from vcli.runtime.server.listen import start_listening
 from vcli.runtime.server.state import ServerState
 
@@ -71,7 +72,7 @@ class ApiServer:
         self._in_flight = _InFlight(app)
         config = uvicorn.Config(
             self._in_flight,
-            http="httptools",
+            http=HttpProtocol,
             loop="none",
             lifespan="off",
             access_log=False,

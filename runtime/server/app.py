@@ -15,19 +15,20 @@ from vcli.runtime.engine.input_processor import TextPrompt
 from vcli.runtime.errors import RequestError
 from vcli.runtime.server.body import read_body
 from vcli.runtime.server.chat import create_chat_completion
+from vcli.runtime.server.chat_messages import chat_prompt
 from vcli.runtime.server.completions import create_completion
 from vcli.runtime.server.errors import (
     error_response,
     json_response,
     plain_error_response,
 )
+from vcli.runtime.server.json_values import shortened
 from vcli.runtime.server.metrics import CONTENT_TYPE, ServerMetrics
 from vcli.runtime.server.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
-    chat_prompt,
 )
 from vcli.runtime.server.readiness import ReadinessProbe
 from vcli.runtime.server.state import ServerState
@@ -88,9 +89,11 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def plain(request: Request, error: HTTPException) -> Response:
-        where = f"{request.method} {request.url.path}"
+        where = f"{request.method} {shortened(request.url.path)}"
         response = plain_error_response(error.status_code, f"{where}: {error.detail}")
         response.headers.update(error.headers or {})
+        if response.headers.get("allow") == "GET":  # see `_get`
+            response.headers["allow"] = "GET, HEAD"
         return response
 
     @app.exception_handler(Exception)
@@ -131,6 +134,8 @@ def _add_openai_routes(app: FastAPI, state: ServerState) -> None:
 
     @_get(app, "/v1/models/{name:path}")
     async def model(name: str) -> Response:
+        if not name:
+            raise HTTPException(404)
         state.check_model(name)
         return json_response(_model_card(state))
 

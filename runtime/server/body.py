@@ -1,5 +1,6 @@
 """The body of a POST: read within a limit, JSON, of the right shape; else an error by name."""
 
+from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -8,12 +9,21 @@ from starlette.requests import ClientDisconnect, Request
 
 from vcli.runtime.errors import RequestError
 from vcli.runtime.server.errors import BodyTooLargeError, MediaTypeError
+from vcli.runtime.server.json_values import shown
 
 MAX_BODY_BYTES: Final = 32 << 20
 
-#: what pydantic writes into an error's path besides the fields: tried types of a union
-_NO_FIELDS: Final = frozenset({"str", "list[dict[str,any]]", "list[str]"})
 _VALUE_ERROR: Final = "Value error, "
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+_WHAT_IT_MUST_BE: Final[Mapping[str, str]] = {
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "a string",
+    "list": "a list",
+    "dict": "an object",
+    "model": "an object",
+}
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -24,17 +34,24 @@ async def read_body(
     """The body of `request` as a `schema`.
 
     Raises:
-        MediaTypeError: it is not declared to be JSON (415).
+        MediaTypeError: it is compressed, or not declared to be JSON (415).
         BodyTooLargeError: longer than `max_bytes` (413); no more than that was read.
         RequestError: missing, no JSON object, or a field is wrong (400).
     """
     raw = await _read(request, max_bytes)
     if not raw.strip():
         raise RequestError("the request has no body", hint="send a JSON object")
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding != "identity":
+        raise MediaTypeError(
+            f"the body is sent with content-encoding {shown(coding)}", hint="send it uncompressed"
+        )
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise MediaTypeError(
-            f"the body is sent as {media_type!r}" if media_type else "the body has no content type",
+            f"the body is sent as {shown(media_type)}"
+            if media_type
+            else "the body has no content type",
             hint="send the header `content-type: application/json`",
         )
     value = _decode(raw)
@@ -71,7 +88,7 @@ def _decode(raw: bytes) -> dict[str, Any]:
     # msgspec refuses what is no text (half of a surrogate pair, wrong UTF-8) and no number (NaN,
     # infinity, thousands of digits), which Python's own decoder lets in.
     try:
-        value = msgspec.json.decode(raw)
+        value = msgspec.json.decode(raw.removeprefix(_BYTE_ORDER_MARK))
     except RecursionError as error:
         raise RequestError("the body is nested too deeply") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -79,21 +96,30 @@ def _decode(raw: bytes) -> dict[str, Any]:
             f"the body is no valid JSON: {error}", hint="send a JSON object in UTF-8"
         ) from error
     if not isinstance(value, dict):
-        raise RequestError(f"the body must be a JSON object, it is a {type(value).__name__}")
+        raise RequestError(f"the body must be a JSON object, it is {shown(value)}")
     return value
 
 
 def _schema_error(error: ValidationError) -> RequestError:
-    """The first field that does not fit, with its path."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    """The first field that does not fit, with its path and its value."""
+    first = error.errors(include_url=False)[0]
     path = ""
     for part in first["loc"]:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part not in _NO_FIELDS:
+        else:
             path += f".{part}" if path else part
-    message = "is required" if first["type"] == "missing" else first["msg"]
-    return RequestError(
-        f"{path}: {message.removeprefix(_VALUE_ERROR)}" if path else message,
-        parameter=path or None,
-    )
+    if first["type"] == "missing":
+        return RequestError(f"{path}: is required", parameter=path)
+    message = _must_be(first["type"], first["msg"], first.get("ctx", {}))
+    if message.startswith("must "):
+        message += f", it is {shown(first['input'])}"
+    return RequestError(f"{path}: {message}", parameter=path)
+
+
+def _must_be(kind: str, message: str, context: Mapping[str, Any]) -> str:
+    """In the words of JSON; pydantic's are those of Python."""
+    if kind == "literal_error":
+        return f"must be {context['expected']}"
+    known = _WHAT_IT_MUST_BE.get(kind.partition("_")[0])
+    return f"must be {known}" if known else message.removeprefix(_VALUE_ERROR)

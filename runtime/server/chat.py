@@ -40,6 +40,7 @@ async def create_chat_completion(state: ServerState, body: ChatCompletionRequest
         body.prompt(),
         body.sampling(state.engine.inputs.default_sampling),
         num_choices=body.n,
+        names=body.names(),
     )
     answer = _Answer(state, request_id, requests, body.output_options(), body.include_usage)
     return EventStream(answer.events()) if body.stream else WholeResponse(answer.whole)

@@ -36,8 +36,6 @@ async def create_completion(state: ServerState, body: CompletionRequest) -> Resp
     state.admit(body.model)
     body.check()
     prompts = body.prompts()
-    if not prompts:
-        raise RequestError("prompt must not be an empty list", parameter="prompt")
     if len(prompts) * body.n > MAX_PROMPTS:
         raise RequestError(
             f"n={body.n} choices of {len(prompts)} prompts are more than {MAX_PROMPTS}",
@@ -88,19 +86,21 @@ class _Answer:
     async def whole(self) -> Response:
         texts = [""] * self._num_requests
         logprobs: list[list[TokenLogprobs] | None] = [None] * self._num_requests
+        offsets: list[list[int]] = [[] for _ in range(self._num_requests)]
         last: list[RequestOutput | None] = [None] * self._num_requests
         async with contextlib.aclosing(self._outputs) as outputs:
             async for output in outputs:
                 texts[output.index] += output.text
                 if output.logprobs is not None:
                     logprobs[output.index] = (logprobs[output.index] or []) + output.logprobs
+                    offsets[output.index] += output.text_offsets
                 last[output.index] = output
                 self._usage.count(output)
         choices = [
             CompletionChoice(
                 output.index,
                 texts[output.index],
-                completion_logprobs(self._tokenizer, logprobs[output.index], text_offset=0),
+                completion_logprobs(self._tokenizer, logprobs[output.index], offsets[output.index]),
                 output.finish_reason,
                 output.stop_reason,
             )
@@ -110,17 +110,15 @@ class _Answer:
         return json_response(self._completion(choices, self._usage))
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        offsets = [0] * self._num_requests
         async with contextlib.aclosing(self._outputs) as outputs:
             async for output in outputs:
                 self._usage.count(output)
-                logprobs = completion_logprobs(
-                    self._tokenizer, output.logprobs, text_offset=offsets[output.index]
-                )
-                if logprobs is not None:
-                    offsets[output.index] += sum(len(token) for token in logprobs.tokens)
                 choice = CompletionChoice(
-                    output.index, output.text, logprobs, output.finish_reason, output.stop_reason
+                    output.index,
+                    output.text,
+                    completion_logprobs(self._tokenizer, output.logprobs, output.text_offsets),
+                    output.finish_reason,
+                    output.stop_reason,
                 )
                 yield event(self._completion([choice], None))
         if self._include_usage:

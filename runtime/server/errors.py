@@ -1,6 +1,8 @@
 """Errors as OpenAI's JSON body and an HTTP status."""
 
-from typing import Any
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, Final
 
 import msgspec
 from starlette.responses import Response
@@ -8,14 +10,16 @@ from starlette.responses import Response
 from vcli.runtime.errors import EngineDeadError, RequestError
 from vcli.topology.errors import VcliError
 
+_CODES: Final[Mapping[int, str]] = {500: "internal_error"}
+
 
 class ErrorDetail(msgspec.Struct, frozen=True):
-    """What is wrong; `param` names the field, `code` is for programs."""
+    """What is wrong; `param` names the field, `code` is a word for programs, as OpenAI has it."""
 
     message: str
     type: str
     param: str | None
-    code: str | int | None
+    code: str
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -71,7 +75,8 @@ def error_response(error: VcliError) -> Response:
 def plain_error_response(status: int, message: str) -> Response:
     """An HTTP error that no route made: an unknown path, a wrong method."""
     kind = "invalid_request_error" if status < 500 else "server_error"
-    return json_response(ErrorBody(ErrorDetail(message, kind, None, status)), status=status)
+    code = _CODES.get(status) or HTTPStatus(status).phrase.lower().replace(" ", "_")
+    return json_response(ErrorBody(ErrorDetail(message, kind, None, code)), status=status)
 
 
 def json_response(body: Any, *, status: int = 200) -> Response:

@@ -6,7 +6,7 @@ null counts as left out.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictInt, model_validator
 
@@ -14,6 +14,8 @@ from vcli.runtime.engine.input_processor import ChatPrompt
 from vcli.runtime.engine.output_processor import OutputOptions
 from vcli.runtime.errors import RequestError
 from vcli.runtime.sampling_params import SamplingParams
+from vcli.runtime.server.chat_messages import ChatMessage, chat_prompt
+from vcli.runtime.server.json_values import Integer, Number, shown
 
 #: field -> values that ask for nothing (besides null)
 _UNSUPPORTED_CHAT: Mapping[str, tuple[Any, ...]] = {
@@ -74,8 +76,6 @@ _PROMPT_FORMS = (
 )
 MAX_PROMPTS = 2048  # of one request, each choice of each prompt
 
-_Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
-
 
 class _Body(BaseModel):
     """A JSON object in which null is the same as nothing."""
@@ -94,28 +94,39 @@ class StreamOptions(_Body):
     include_usage: bool = False
 
 
+_Stop = str | list[str]
+
+
+def _checked_stop(value: object) -> _Stop | None:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(text, str) for text in value):
+        return value
+    raise ValueError("must be a string or a list of strings")
+
+
 class _GenerationRequest(_Body):
     """What chat and text completions share."""
 
     model_config = ConfigDict(extra="allow")
 
     model: str | None = None
-    n: int = 1
+    n: Integer = 1
     stream: bool = False
     stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: Integer | None = None
+    min_p: Number | None = None
+    repetition_penalty: Number | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    seed: Integer | None = None
+    stop: Annotated[_Stop | None, PlainValidator(_checked_stop)] = None
     stop_token_ids: list[StrictInt] | None = None
     ignore_eos: bool = False
-    min_tokens: int = 0
-    max_tokens: int | None = None
+    min_tokens: Integer = 0
+    max_tokens: Integer | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
 
@@ -135,7 +146,9 @@ class _GenerationRequest(_Body):
         for name, value in (self.model_extra or {}).items():
             neutral = unsupported.get(name, _UNSUPPORTED.get(name))
             if neutral is not None and value is not None and value not in neutral:
-                raise RequestError(f"{name} is not supported", parameter=name)
+                raise RequestError(
+                    f"{name}={shown(value)} is not supported", parameter=name, hint="leave it out"
+                )
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options is for stream=true only", parameter="stream_options")
 
@@ -162,29 +175,13 @@ class _GenerationRequest(_Body):
         )
 
 
-class ChatMessage(BaseModel):
-    """One message. Further keys (`name`, `tool_calls`) are passed on to the chat template."""
-
-    model_config = ConfigDict(extra="allow")
-
-    role: _Role
-    content: str | list[dict[str, Any]] | None = None
-
-    @property
-    def calls_tools(self) -> bool:
-        """Whether it needs no content."""
-        extra = self.model_extra or {}
-        is_answer = self.role == "assistant"
-        return is_answer and any(extra.get(name) for name in ("tool_calls", "function_call"))
-
-
 class ChatCompletionRequest(_GenerationRequest):
     """Body of POST /v1/chat/completions."""
 
     messages: list[ChatMessage]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Integer | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Integer | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
@@ -201,6 +198,13 @@ class ChatCompletionRequest(_GenerationRequest):
             add_generation_prompt=self.add_generation_prompt,
             arguments=self.chat_template_kwargs,
         )
+
+    def names(self) -> Mapping[str, str]:
+        """What this client calls the fields that have other names within vcli."""
+        names = {"prompt": "messages", "logprobs": "top_logprobs"}
+        if self.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+        return names
 
     def sampling(self, defaults: Mapping[str, float]) -> SamplingParams:
         """The sampling options; `defaults` fill those left open."""
@@ -219,7 +223,7 @@ def _checked_prompt(value: object) -> _CompletionPrompt:
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
-        raise ValueError(f"{_PROMPT_FORMS}, it is {_json_name(value)}")
+        raise ValueError(_PROMPT_FORMS)
     if _are_token_ids(value):
         return value
     if len(value) > MAX_PROMPTS:
@@ -235,18 +239,13 @@ def _are_token_ids(entries: list[Any]) -> bool:
     return all(type(entry) is int for entry in entries)
 
 
-def _json_name(value: object) -> str:
-    names = {type(None): "null or missing", bool: "a boolean", dict: "an object"}
-    return names.get(type(value), "a number")
-
-
 class CompletionRequest(_GenerationRequest):
     """Body of POST /v1/completions; without `max_tokens` it is 16, as OpenAI has it."""
 
     prompt: Annotated[_CompletionPrompt, PlainValidator(_checked_prompt)] = Field(
         default=None, validate_default=True
     )
-    logprobs: int | None = None
+    logprobs: Integer | None = None
     add_special_tokens: bool = True
 
     def check(self) -> None:
@@ -283,41 +282,6 @@ class DetokenizeRequest(_Body):
 
     model: str | None = None
     tokens: list[StrictInt]
-
-
-def chat_prompt(
-    messages: list[ChatMessage], *, add_generation_prompt: bool, arguments: Mapping[str, Any]
-) -> ChatPrompt:
-    """The conversation for the chat template, contents as plain text."""
-    plain = []
-    for place, message in enumerate(messages):
-        entry = {"role": message.role, **(message.model_extra or {})}
-        where = f"messages[{place}].content"
-        if isinstance(message.content, list):
-            entry["content"] = _text_of_parts(message.content, where)
-        elif message.content is not None:
-            entry["content"] = message.content
-        elif not message.calls_tools:
-            raise RequestError(f"{where} is required", parameter=where)
-        plain.append(entry)
-    return ChatPrompt(
-        messages=plain, add_generation_prompt=add_generation_prompt, arguments=arguments
-    )
-
-
-def _text_of_parts(parts: list[dict[str, Any]], where: str) -> str:
-    texts = []
-    for place, part in enumerate(parts):
-        if part.get("type") not in ("text", "refusal"):
-            raise RequestError(
-                f"{where}[{place}] has type {part.get('type')!r}, only text is supported",
-                parameter=f"{where}[{place}].type",
-            )
-        text = part.get(part["type"])
-        if not isinstance(text, str):
-            raise RequestError(f"{where}[{place}] has no text", parameter=f"{where}[{place}].text")
-        texts.append(text)
-    return "\n".join(texts)
 
 
 def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:

@@ -47,7 +47,9 @@ class ReadinessProbe:
                 "check_health", self._deadline_s, timeout_s=self._deadline_s + _MARGIN_S
             )
         except VcliError as error:
-            return 503, {"ready": False, "reason": error.message}
+            trouble = self._state.engine.trouble
+            reason = f"{error.message}: {trouble}" if trouble else error.message
+            return 503, {"ready": False, "reason": reason}
         if not answer["is_healthy"]:
             missing = ", ".join(str(rank) for rank in answer["missing"])
             return 503, {"ready": False, "reason": f"no answer of rank {missing}", **answer}

@@ -172,40 +172,66 @@ def chat_logprobs(
     content = []
     for entry in entries:
         top = [
-            TopLogprob(tokenizer.token_text(token), _finite(value), [*tokenizer.token_bytes(token)])
+            TopLogprob(*_chat_token(tokenizer, token, value))
             for token, value in zip(entry.top_token_ids, entry.top_logprobs, strict=True)
         ]
-        content.append(
-            ContentLogprob(
-                tokenizer.token_text(entry.token_id),
-                _finite(entry.logprob),
-                [*tokenizer.token_bytes(entry.token_id)],
-                top,
-            )
-        )
+        content.append(ContentLogprob(*_chat_token(tokenizer, entry.token_id, entry.logprob), top))
     return ChatLogprobs(content)
 
 
 def completion_logprobs(
-    tokenizer: Tokenizer, entries: Sequence[TokenLogprobs] | None, *, text_offset: int
+    tokenizer: Tokenizer,
+    entries: Sequence[TokenLogprobs] | None,
+    text_offsets: Sequence[int],
 ) -> CompletionLogprobs | None:
-    """The log-probabilities of some tokens, as a text completion shows them."""
+    """The log-probabilities of some tokens, as a text completion shows them.
+
+    The sampled token is always among the most likely ones, as the last where it is not one.
+    """
     if entries is None:
         return None
-    result = CompletionLogprobs([], [], [], [])
+    result = CompletionLogprobs([*text_offsets], [], [], [])
     for entry in entries:
-        token = tokenizer.token_text(entry.token_id)
-        result.text_offset.append(text_offset)
+        likely = dict(zip(entry.top_token_ids, entry.top_logprobs, strict=True))
+        likely.setdefault(entry.token_id, entry.logprob)
         result.token_logprobs.append(_finite(entry.logprob))
-        result.tokens.append(token)
-        result.top_logprobs.append(
-            {
-                tokenizer.token_text(number): _finite(value)
-                for number, value in zip(entry.top_token_ids, entry.top_logprobs, strict=True)
-            }
-        )
-        text_offset += len(token)
+        result.tokens.append(_label(tokenizer.token_bytes(entry.token_id)))
+        result.top_logprobs.append(_by_label(tokenizer, likely, first=entry.token_id))
     return result
+
+
+def _chat_token(
+    tokenizer: Tokenizer, token_id: int, logprob: float
+) -> tuple[str, float, list[int]]:
+    data = tokenizer.token_bytes(token_id)
+    return _text_of(data) or _escaped(data), _finite(logprob), [*data]
+
+
+def _by_label(tokenizer: Tokenizer, likely: dict[int, float], *, first: int) -> dict[str, float]:
+    """`first` has its label in any case; another token of the same bytes is named by its id."""
+    labels = {token: _label(tokenizer.token_bytes(token)) for token in likely}
+    owners = {labels[first]: first}
+    for token, label in labels.items():
+        if owners.setdefault(label, token) != token:
+            labels[token] = f"token_id:{token}"
+    return {labels[token]: _finite(logprob) for token, logprob in likely.items()}
+
+
+def _label(data: bytes) -> str:
+    """A token of a text completion: its text, `bytes:\\xf0\\x9f` for a part of a character."""
+    text = _text_of(data)
+    return f"bytes:{_escaped(data)}" if text is None else text
+
+
+def _text_of(data: bytes) -> str | None:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _escaped(data: bytes) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in data)
 
 
 def _finite(logprob: float) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 
 from vcli.runtime.engine.async_engine import AsyncEngine
 from vcli.runtime.server.errors import DrainingError, UnknownModelError
+from vcli.runtime.server.json_values import shortened
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,7 +38,7 @@ class ServerState:
         """Raise UnknownModelError when `model` is named and not the served one."""
         if model and model != self.served_name:
             raise UnknownModelError(
-                f"the model {model!r} does not exist",
+                f"the model {shortened(model)!r} does not exist",
                 parameter="model",
                 hint=f"this server has {self.served_name!r}",
             )

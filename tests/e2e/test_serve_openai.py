@@ -92,6 +92,33 @@ def test_n_gives_different_choices_and_a_seed_gives_them_again(client: openai.Op
     assert texts != [choice.text for choice in other.choices]
 
 
+@pytest.mark.parametrize("prompt", ["🙂🙃🙂🙃🙂🙃🙂🙃", "世界你好 世界你好 世界你好 世界"])
+def test_logprobs_of_emoji_and_chinese_name_bytes_and_fit_the_text(
+    client: openai.OpenAI, prompt: str
+) -> None:
+    options = {
+        "model": NAME, "prompt": prompt, "temperature": 0, "max_tokens": 24, "logprobs": 5,
+        "extra_body": {"ignore_eos": True},
+    }  # fmt: skip
+    (choice,) = client.completions.create(**options).choices
+    columns = choice.logprobs
+    assert columns is not None
+    assert any(token.startswith("bytes:") for token in columns.tokens)
+    assert columns.text_offset == sorted(columns.text_offset)
+    for token, offset, likely in zip(
+        columns.tokens, columns.text_offset, columns.top_logprobs, strict=True
+    ):
+        assert token in likely
+        assert len(likely) == 5
+        if not token.startswith("bytes:"):
+            assert choice.text[offset:].startswith(token)
+    parts = [part.choices[0] for part in client.completions.create(**options, stream=True)]
+    streamed = [part.logprobs for part in parts if part.logprobs is not None]
+    assert "".join(part.text for part in parts) == choice.text
+    assert [offset for part in streamed for offset in part.text_offset] == columns.text_offset
+    assert [token for part in streamed for token in part.tokens] == columns.tokens
+
+
 def test_models_and_health_and_ready(client: openai.OpenAI, url: str) -> None:
     assert [model.id for model in client.models.list()] == [NAME]
     assert httpx.get(f"{url}/health").status_code == 200

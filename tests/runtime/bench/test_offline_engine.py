@@ -1,12 +1,15 @@
 """The engine without HTTP: real processes with a tiny random model on the CPU."""
 
+import logging
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from tests.support.processes import wait_until
 from tests.support.tiny_model import write_checkpoint
 from tests.support.worker_steps import engine_config
 from vcli.runtime.bench.offline import OfflineBench
@@ -14,6 +17,7 @@ from vcli.runtime.bench.offline_engine import OfflineEngine, RequestTimes
 from vcli.runtime.bench.workloads import BenchRequest, equal_workload
 from vcli.runtime.config import CacheConfig
 from vcli.runtime.errors import EngineDeadError, RequestError
+from vcli.runtime.process.silence import SilenceWatch
 from vcli.topology import ParallelConfig
 
 pytestmark = pytest.mark.process
@@ -98,6 +102,34 @@ def test_a_killed_process_is_named_at_once_and_nothing_is_left(tmp_path, victim)
     while time.monotonic() < deadline and any(Path(f"/proc/{each}").exists() for each in left):
         time.sleep(0.02)
     assert [each for each in left if Path(f"/proc/{each}").exists()] == []
+
+
+@pytest.mark.slow
+def test_a_core_that_is_stopped_is_named_and_given_up(tmp_path):
+    write_checkpoint(tmp_path)
+    with engine_for(tmp_path) as engine:
+        (before,) = engine.generate([BenchRequest(PROMPT, 4)])
+        os.kill(engine.core_pid, signal.SIGSTOP)
+        engine._watch = SilenceWatch("EngineCore", engine.core_pid, stall_s=1.0, limit_s=1.0)
+        with pytest.raises(EngineDeadError, match=f"kill -CONT {engine.core_pid}"):
+            engine.generate([BenchRequest(PROMPT, 4)])
+    assert len(before.token_ids) == 4
+
+
+@pytest.mark.slow
+def test_a_core_that_goes_on_gives_the_rest_and_leaves_signals_to_its_owner(tmp_path, caplog):
+    write_checkpoint(tmp_path)
+    with engine_for(tmp_path) as engine, caplog.at_level(logging.WARNING, logger="vcli"):
+        (before,) = engine.generate([BenchRequest(PROMPT, 4)])
+        os.kill(engine.core_pid, signal.SIGTERM)
+        os.kill(engine.core_pid, signal.SIGSTOP)
+        with ThreadPoolExecutor() as pool:
+            later = pool.submit(engine.generate, [BenchRequest(PROMPT, 4)])
+            wait_until(lambda: f"kill -CONT {engine.core_pid}" in caplog.text, 20)
+            os.kill(engine.core_pid, signal.SIGCONT)
+            (after,) = later.result(20)
+        wait_until(lambda: f"EngineCore (pid {engine.core_pid}) got SIGTERM" in caplog.text, 20)
+    assert after.token_ids == before.token_ids
 
 
 def test_tokens_that_come_together_share_their_time():

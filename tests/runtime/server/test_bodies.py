@@ -1,5 +1,6 @@
 """Bodies as bytes: too long, missing, of another type, no JSON, no text. The server stays well."""
 
+import gzip
 import threading
 import time
 from collections.abc import Iterator
@@ -36,7 +37,7 @@ def refused(
         (b'{"top_k": ' + b"9" * 5000 + b"}", "no valid JSON"),
         (b"[" * 100_000, "nested too deeply"),
         (b"[1]", "must be a JSON object"),
-        (b"null", "must be a JSON object"),
+        (b"null", "must be a JSON object, it is null"),
     ],
     ids=lambda value: value[:12] if isinstance(value, bytes) else None,
 )
@@ -56,6 +57,20 @@ def test_body_of_another_type_is_415_and_names_the_header(
     headers = {"content-type": media_type} if media_type else {"x-none": "1"}
     error = refused(served, path, b"{}", 415, **headers)
     assert "content-type: application/json" in error["message"]
+
+
+@pytest.mark.parametrize("path", POST_ROUTES)
+def test_compressed_body_is_415_and_names_its_coding(served: Serving, path: str) -> None:
+    headers = {**JSON, "content-encoding": "gzip"}
+    error = refused(served, path, gzip.compress(b'{"prompt": "x"}'), 415, **headers)
+    assert '"gzip"' in error["message"]
+
+
+def test_byte_order_mark_before_the_body_is_no_error(served: Serving) -> None:
+    answer = served.http.post(
+        "/v1/completions", content=b'\xef\xbb\xbf{"prompt": "x"}', headers=JSON
+    )
+    assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize("media_type", ["application/json; charset=utf-8", "Application/JSON"])
@@ -159,3 +174,6 @@ def test_path_with_a_slash_too_many_is_404_and_no_redirect(served: Serving) -> N
 def test_wrong_method_names_the_right_one(served: Serving) -> None:
     answer = served.http.get("/v1/completions")
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    answer = served.http.options("/health")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
+    assert served.http.get("/v1/models/").status_code == 404

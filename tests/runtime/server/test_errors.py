@@ -8,6 +8,7 @@ import pytest
 from tests.support.fake_core import FakeCore
 from tests.support.serving_core import NAME, Serving, serving_core
 from tests.support.tiny_tokenizer import tiny_tokenizer
+from vcli.runtime.server.body import MAX_BODY_BYTES
 
 CHAT = {"model": NAME, "messages": [{"role": "user", "content": "x"}]}
 TEXT = {"model": NAME, "prompt": "x"}
@@ -136,6 +137,52 @@ def test_body_that_is_no_json_is_400(served: Serving) -> None:
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"n": True}, "n: must be a number, it is true"),
+        ({"temperature": True}, "temperature: must be a number, it is true"),
+        ({"temperature": "hot"}, 'temperature: must be a number, it is "hot"'),
+        ({"seed": 1.5}, "seed: must be an integer, it is 1.5"),
+        ({"max_tokens": 1e20}, "max_tokens: must be an integer, it is 1e20"),
+        ({"stop": ["a", 5]}, 'stop: must be a string or a list of strings, it is ["a",5]'),
+        ({"stream": "yes please"}, 'stream: must be true or false, it is "yes please"'),
+        ({"stream_options": []}, "stream_options: must be an object, it is []"),
+        ({"seed": 2**64}, "seed=18446744073709551616 must fit 64 bits"),
+        ({"model": [0] * 99}, f"model: must be a string, it is [{'0,' * 29}0..."),
+        ({"echo": True}, "echo=true is not supported (leave it out)"),
+    ],
+)
+def test_message_has_the_field_what_it_must_be_and_its_value(
+    served: Serving, body: dict[str, object], message: str
+) -> None:
+    assert error_of(served, "/v1/completions", {"prompt": "x", **body})["message"] == message
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ({"content": 5}, "[0].content: must be a string or a list of parts"),
+        ({"content": [5]}, "[0].content: must be a string or a list of parts"),
+        ({"content": [{"type": "text", "text": 5}]}, "[0].content[0].text must be a string"),
+        ({"content": [{"type": ["x"]}]}, '[0].content[0] has type ["x"], only text'),
+        ({"content": "x", "role": "wizard"}, "'function', it is \"wizard\""),
+        ({"content": "x", "tool_calls": 5}, "[0].tool_calls: must be a list, it is 5"),
+    ],
+)
+def test_wrong_message_is_told_in_the_words_of_json(
+    served: Serving, message: dict[str, object], words: str
+) -> None:
+    for path in ("/v1/chat/completions", "/tokenize"):
+        error = error_of(served, path, {"messages": [{"role": "user", **message}]})
+        assert words in error["message"]
+
+
+def test_long_names_are_cut_where_they_are_repeated(served: Serving) -> None:
+    for path, body in (("/v1/completions", {**TEXT, "model": "m" * 9999}), (f"/{'a' * 9999}", {})):
+        assert len(error_of(served, path, body, 404)["message"]) < 200
+
+
 NO_PROMPTS = [None, 5, True, {}, [True], [1.0], [1, "a"], ["a", 1], [[1], "a"], [[1.0]], [[True]]]
 
 
@@ -197,7 +244,7 @@ def test_unknown_model_path_and_method(served: Serving) -> None:
     with pytest.raises(openai.NotFoundError, match="gpt-none") as raised:
         served.client.completions.create(model="gpt-none", prompt="x")
     assert raised.value.code == "model_not_found"
-    assert error_of(served, "/v1/nothing", {}, 404)["code"] == 404
+    assert error_of(served, "/v1/nothing", {}, 404)["code"] == "not_found"
     assert served.http.get("/v1/completions").status_code == 405
     assert served.post("/v1/completions", prompt="x").status_code == 200  # no model: the served one
 
@@ -233,3 +280,59 @@ def test_bug_is_500_with_a_body_and_the_server_goes_on(
         assert "bug in vcli: ZeroDivisionError: oh" in error["message"]
         monkeypatch.undo()
         assert served.post("/v1/completions", **TEXT).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("options", "named", "limit"),
+    [
+        ({"max_completion_tokens": 0}, "max_completion_tokens", "at least 1"),
+        ({"max_completion_tokens": 500}, "max_completion_tokens", "max_model_len=200"),
+        ({"max_completion_tokens": 2**40}, "max_completion_tokens", "at most"),
+        ({"max_tokens": 500}, "max_tokens", "max_model_len=200"),
+        ({"max_tokens": 1, "max_completion_tokens": 500}, "max_completion_tokens", "max_model_len"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "0 and 20"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs", "0 and 20"),
+        ({"messages": [{"role": "user", "content": "é" * 200}]}, "messages", "max_model_len=200"),
+    ],
+)
+def test_chat_errors_name_the_field_as_the_client_wrote_it(
+    served: Serving, options: dict[str, object], named: str, limit: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        served.client.chat.completions.create(**{**CHAT, **options})
+    assert raised.value.param == named
+    words = raised.value.body["message"].replace("=", " ").split()
+    assert words[0] == named
+    assert limit in raised.value.body["message"]
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_fewer_tokens_than_the_least_are_told_by_the_clients_name(
+    served: Serving, name: str
+) -> None:
+    error = error_of(served, "/v1/chat/completions", {**CHAT, name: 2, "min_tokens": 3})
+    assert (error["param"], f"above {name}=2" in error["message"]) == ("min_tokens", True)
+
+
+def test_every_error_has_a_word_for_its_code(start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenAI's client has `code` as a text."""
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("oh")
+
+    with start() as served:
+        codes = {
+            "invalid_value": served.post("/v1/completions", **TEXT, n=0),
+            "model_not_found": served.post("/v1/completions", prompt="x", model="none"),
+            "not_found": served.post("/nowhere"),
+            "method_not_allowed": served.http.get("/v1/completions"),
+            "unsupported_media_type": served.http.post("/tokenize", content=b"{}"),
+            "body_too_large": served.http.post("/tokenize", content=b" " * (MAX_BODY_BYTES + 1)),
+        }
+        monkeypatch.setattr(served.engine, "run", broken)
+        codes["internal_error"] = served.post("/v1/completions", **TEXT)
+        served.server.begin_drain()
+        codes["shutting_down"] = served.post("/v1/completions", **TEXT)
+        assert {word: answer.json()["error"]["code"] for word, answer in codes.items()} == {
+            word: word for word in codes
+        }
