@@ -169,7 +169,7 @@ class BenchOfflineSession:
         if output.json_mode:
             output.document(SCHEMA, offline_document(host, findings), status)
         else:
-            output.result(offline_table(host, findings))
+            output.result(offline_table(host, findings, width=output.width))
         if findings.error is not None:
             # Beside the result, which has it too.
             output.note_error(findings.error)

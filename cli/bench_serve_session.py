@@ -8,7 +8,7 @@ from typing import Any
 from vcli.cli.doctor_page import PageFile
 from vcli.cli.environment import Environment
 from vcli.cli.output import Output
-from vcli.cli.views.bench_serve import request_rows, serve_document, serve_table
+from vcli.cli.views.bench_serve import failures_text, request_rows, serve_document, serve_table
 from vcli.runtime.bench.http_client import ServerAddress
 from vcli.runtime.bench.serve import ServeBenchResult, run_serve_bench
 from vcli.runtime.bench.serve_spec import ServeBenchSpec
@@ -62,7 +62,8 @@ class BenchServeSession:
         if self.output.json_mode:
             self.output.document(SCHEMA, document, status)
         else:
-            self.output.result(serve_table(host, self.address, result))
+            width = self.output.width
+            self.output.result(serve_table(host, self.address, result, width=width))
         for problem in problems:
             if problem is not None:
                 self.output.note_error(problem)
@@ -79,12 +80,10 @@ class BenchServeSession:
             self.output.note("stopped: this is what is known")
         if not result.failures:
             return None
-        first = min(result.failures, key=lambda record: record.ended_s)
-        count = f"{len(result.failures)} of {len(result.records)} requests failed"
         if result.is_server_gone:
-            left = f", {result.num_unsent} are left" if result.num_unsent else ""
+            left = f" with {result.num_unsent} requests left" if result.num_unsent else ""
             return UnfitError(
-                f"the server went away: {count}{left}; the first: {first.error}",
+                f"the server went away{left}: {failures_text(result)}",
                 hint="look at the server's own output for the cause",
             )
-        return UnfitError(f"{count}; the first: {first.error}")
+        return UnfitError(failures_text(result))

@@ -8,8 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from vcli.cli.cache_fit import check_cache_size, check_machine_holds_cache
+from vcli.cli.cache_fit import asked_cache, check_cache_size, check_machine_holds_cache
 from vcli.cli.device_ids import check_device_ids
+from vcli.cli.durations import check_deadlines
 from vcli.diagnostics import has_nvidia_gpu
 from vcli.runtime.config import (
     CacheConfig,
@@ -27,6 +28,7 @@ from vcli.topology import (
     plan_topology,
 )
 from vcli.topology.attention import AUTO, check_attention_backend
+from vcli.topology.backend import BACKEND_CLASSES, BACKENDS
 from vcli.topology.rank_memory import plan_rank_memory
 from vcli.topology.sizes import EXTERNAL_LAUNCHER
 
@@ -56,8 +58,8 @@ _RANGES: Final[Mapping[str, tuple[int, int]]] = {
 #: Longest number that is read as a size: larger ones have no machine.
 _MAX_DIGITS: Final = 18
 _MAX_STAGES_DIGITS: Final = 9
-#: A week: a wait that long is a mistake.
-_MAX_DEADLINE_S: Final = 7 * 86400
+#: A prompt token and one of the answer.
+_MIN_MODEL_LEN: Final = 2
 _LOG_LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
@@ -79,6 +81,8 @@ class ModelSettings:
     scheduler: SchedulerConfig
     deadlines: DeadlineConfig
     device_ids: str | None = None
+    kv_cache_memory: str | None = None
+    """As it was typed; `cache` has the bytes."""
 
     def __post_init__(self) -> None:
         if self.load_format not in ("safetensors", "dummy"):
@@ -99,6 +103,7 @@ class ModelSettings:
         check_range("--block-size", self.cache.block_size)
         if self.max_model_len is not None:
             check_range("--max-model-len", self.max_model_len)
+            _check_length(f"--max-model-len {self.max_model_len}", self.max_model_len)
         check_range("--seed", self.seed)
         check_deadlines(self.deadlines)
         if not 0 < self.cache.gpu_memory_utilization <= 1:
@@ -144,10 +149,12 @@ def build_engine_config(
         flashinfer_available=find_spec("flashinfer") is not None,
         attention_backend=settings.attention_backend,
     )
+    refuse_unserved_backend(plan.backend.value)
     max_model_len = _resolve_length(settings, spec)
     _check_name(settings.served_name if settings.served_name is not None else name)
-    check_cache_size(settings.cache, plan, max_model_len)
-    check_machine_holds_cache(settings.cache, plan, host, node_rank=parallel.node_rank)
+    asked = asked_cache(settings.cache, settings.kv_cache_memory)
+    check_cache_size(asked, plan, max_model_len, block_size=settings.cache.block_size)
+    check_machine_holds_cache(asked, plan, host, node_rank=parallel.node_rank)
     config = EngineConfig(
         model=ModelConfig(
             path=path,
@@ -189,6 +196,19 @@ def refuse_unserved_sizes(parallel: ParallelConfig) -> None:
         raise ConfigError(
             f"{', '.join(parallel.unserved_flags)}: topo plans this; serve does not run it yet",
             hint="see the plan with vcli topo and the same flags; serve runs -tp and -pp",
+        )
+
+
+def refuse_unserved_backend(backend: str) -> None:
+    """Say which back ends `topo` can plan but nothing here runs.
+
+    Raises:
+        ConfigError: it is one of them.
+    """
+    if backend in BACKENDS and backend not in BACKEND_CLASSES:
+        raise ConfigError(
+            f"--distributed-executor-backend {backend}: topo plans this; serve does not run it yet",
+            hint="--distributed-executor-backend mp",
         )
 
 
@@ -267,31 +287,6 @@ def check_range(flag: str, value: int) -> None:
         raise ConfigError(f"{flag} {value} must be at most {highest}", hint=f"{flag} {highest}")
 
 
-def check_deadlines(deadlines: DeadlineConfig) -> None:
-    """Whether each deadline is one: above 0 seconds and below a week.
-
-    Raises:
-        ConfigError: one is not; the hint has the flag as it is by default.
-    """
-    usual = DeadlineConfig()
-    for flag, seconds, default_s in (
-        ("--start-timeout", deadlines.start_s, usual.start_s),
-        ("--execute-model-timeout", deadlines.execute_model_s, usual.execute_model_s),
-        ("--stall-timeout", deadlines.stall_s, usual.stall_s),
-    ):
-        if not 0 < seconds < _MAX_DEADLINE_S:
-            raise ConfigError(
-                f"{flag} {seconds:g} must be above 0 seconds and below {_MAX_DEADLINE_S}",
-                hint=f"{flag} {default_s:g}",
-            )
-    if not 0 <= deadlines.drain_s < _MAX_DEADLINE_S:
-        raise ConfigError(
-            f"--shutdown-timeout {deadlines.drain_s:g} must be at least 0 seconds and below "
-            f"{_MAX_DEADLINE_S}",
-            hint="--shutdown-timeout 0 aborts running requests at once",
-        )
-
-
 def _is_count(part: str) -> bool:
     return part.isascii() and part.isdigit() and len(part) <= _MAX_STAGES_DIGITS
 
@@ -304,9 +299,19 @@ def _check_name(name: str) -> None:
         )
 
 
+def _check_length(what: str, length: int) -> None:
+    if length < _MIN_MODEL_LEN:
+        raise ConfigError(
+            f"{what} can answer nothing: a prompt and its answer are at least {_MIN_MODEL_LEN} "
+            "tokens",
+            hint="--max-model-len 2048, or leave it out for the model's; topo plans any length",
+        )
+
+
 def _resolve_length(settings: ModelSettings, spec: ModelSpec) -> int:
     limit = spec.max_position_embeddings
     length = settings.max_model_len or limit
+    _check_length(f"the model's {limit} positions", limit)
     if length > limit:
         raise ConfigError(
             f"--max-model-len {length} is above the model's {limit} positions",

@@ -198,7 +198,7 @@ def find_model(typed: str, *, environ: Mapping[str, str], cwd: Path) -> ModelInp
     Raises:
         ConfigError: neither a path that exists nor a name on the Hub.
     """
-    from vcli.runtime.checkpoint.hub import HUB_NAME
+    from vcli.cli.topo_model import cached_snapshot, is_hub_name
 
     path = Path(cwd, typed).expanduser()
     if path.is_file() and path.name == "config.json":
@@ -207,7 +207,7 @@ def find_model(typed: str, *, environ: Mapping[str, str], cwd: Path) -> ModelInp
         return _from_folder(typed, path)
     if path.is_file():
         return _from_file(typed, path)
-    if HUB_NAME.fullmatch(typed) and typed.count("/") == 1:
+    if is_hub_name(typed):
         cached = cached_snapshot(typed, environ)
         if cached is not None:
             return replace(_from_folder(typed, cached), is_hub_name=True)
@@ -217,18 +217,6 @@ def find_model(typed: str, *, environ: Mapping[str, str], cwd: Path) -> ModelInp
         hint="--model takes a folder with config.json, a .gguf file, or a name on the Hub "
         "(Qwen/Qwen3-0.6B)",
     )
-
-
-def cached_snapshot(name: str, environ: Mapping[str, str]) -> Path | None:
-    """The newest downloaded snapshot of a Hub model that has a config.json; None without one."""
-    home = environ.get("HOME") or str(Path.home())
-    cache = environ.get("HF_HOME") or (
-        f"{environ.get('XDG_CACHE_HOME') or f'{home}/.cache'}/huggingface"
-    )
-    hub = Path(environ.get("HF_HUB_CACHE") or f"{cache}/hub")
-    configs = list(hub.glob(f"models--{name.replace('/', '--')}/snapshots/*/config.json"))
-    newest = max(configs, key=lambda path: path.lstat().st_mtime, default=None)
-    return newest.parent if newest else None
 
 
 def _from_folder(typed: str, folder: Path) -> ModelInput:
@@ -264,7 +252,7 @@ def _from_file(typed: str, path: Path) -> ModelInput:
     from vcli.cli.topo_model import read_topo_model
 
     try:
-        spec = read_topo_model(str(path), path.parent).spec
+        spec = read_topo_model(str(path), path.parent, environ={}).spec
     except VcliError as error:
         return ModelInput(typed=typed, problem=ConfigError(error.message, hint=error.hint))
     return ModelInput(typed=typed, spec=spec)

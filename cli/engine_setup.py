@@ -90,7 +90,7 @@ class EngineSetup:
             process=process,
             visible_devices=devices.variable,
         )
-        for line in cache_notes(config):
+        for line in cache_notes(config, self.settings.kv_cache_memory):
             self.output.note(line)
         if self.has_preflight:
             run_preflight(
@@ -110,9 +110,9 @@ class EngineSetup:
         note(headline(plan))
         for line in device_lines(plan):
             note(line)
-        for line in planned_lines(config.memory_plan, width=self.output.width):
+        for line in planned_lines(config.memory_plan, width=self.output.note_width):
             note(line)
-        for line in decision_lines(plan, width=self.output.width):
+        for line in decision_lines(plan, width=self.output.note_width):
             note(line)
         for warning in plan.warnings:
             note(f"! {warning.message} [{warning.id}]")

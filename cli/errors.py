@@ -13,6 +13,13 @@ from vcli.topology import ConfigError, ExitStatus, UnfitError, VcliError
 
 _ISSUE_HINT = "this is a bug in vcli: run again with VCLI_DEBUG=1 and report the traceback"
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+#: How alike names are of which one is the other misspelt, as difflib counts: `prot` and `port`.
+_NEAR_RATIO: Final = 0.75
+#: Less alike than the nearest by more than this is not near.
+_TIE_RATIO: Final = 0.1
+_SHORT_CHARS: Final = 2
+#: A word that says which flag is meant.
+_WORD_CHARS: Final = 5
 #: What a system runs out of without a bug of ours, and what mends it.
 _EXHAUSTED: Final[Mapping[int, str]] = {
     errno.EMFILE: "raise the limit of open files first: ulimit -n 4096",
@@ -29,7 +36,7 @@ def explain_usage_error(
     unknown = getattr(error, "option_name", None)
     if isinstance(unknown, str):
         typed = _typed_flag(unknown, argv, known_flags)
-        near = difflib.get_close_matches(typed, known_flags, n=3, cutoff=0.5)
+        near = near_flags(typed, known_flags)
         hint = f"did you mean {' or '.join(near)}?" if near else "see --help for the flags"
         return ConfigError(f"no such flag: {typed}", hint=hint)
     parameter = getattr(error, "param", None)
@@ -42,6 +49,47 @@ def explain_usage_error(
     usage_context = getattr(error, "ctx", None)
     path = getattr(usage_context, "command_path", "vcli")
     return ConfigError(message, hint=f"see {path} --help")
+
+
+def near_flags(typed: str, known_flags: Sequence[str]) -> list[str]:
+    """Up to three flags that were probably meant: misspelt, or with words left out; often none."""
+    name = typed.strip("-")
+    names = {flag: flag.strip("-") for flag in known_flags}
+    same = [flag for flag, known in names.items() if known == name]
+    if same:  # -port for --port
+        return same
+    if len(name) <= _SHORT_CHARS:  # -tq for -tp; of a single letter nothing is near
+        return [flag for flag, known in names.items() if _differs_by_one(known, name)][:3]
+    ratios = {flag: _likeness(name, known) for flag, known in names.items()}
+    best = max(_NEAR_RATIO, max(ratios.values(), default=0.0) - _TIE_RATIO)
+    words = name.split("-")
+    near = [
+        flag
+        for flag, known in names.items()
+        if ratios[flag] >= best or _is_short_for(words, known.split("-"))
+    ]
+    return sorted(near, key=lambda flag: (-ratios[flag], flag))[:3]
+
+
+def _likeness(typed: str, known: str) -> float:
+    """How alike the names are; 0 where too much is left out of a short one for a slip."""
+    if abs(len(typed) - len(known)) > 1 + len(typed) // 6:
+        return 0.0
+    return difflib.SequenceMatcher(None, typed, known).ratio()
+
+
+def _differs_by_one(known: str, typed: str) -> bool:
+    pairs = zip(known, typed, strict=False)
+    return len(known) == len(typed) > 1 and sum(a != b for a, b in pairs) == 1
+
+
+def _is_short_for(typed: Sequence[str], known: Sequence[str]) -> bool:
+    """Whether a flag begins or ends with the one typed word, or holds several in their order."""
+    count = len(typed)
+    if count == 1:
+        return len(typed[0]) >= _WORD_CHARS and typed[0] in (known[0], known[-1])
+    rest = iter(known)
+    return all(word in rest for word in typed)
 
 
 def _typed_flag(reported: str, argv: Sequence[str], known_flags: Sequence[str]) -> str:

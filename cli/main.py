@@ -17,6 +17,7 @@ from vcli.cli.commands.topo import topo
 from vcli.cli.commands.version import show_version, version
 from vcli.cli.environment import Environment, silence
 from vcli.cli.errors import explain_crash, explain_usage_error
+from vcli.cli.help_text import HelpCommand, HelpGroup
 from vcli.cli.output import Output, lost_output
 from vcli.topology import ExitStatus, VcliError
 
@@ -24,13 +25,14 @@ _SHORT_WITH_EQUALS = re.compile(r"^(-[A-Za-z])=(.*)$", re.DOTALL)
 
 app = typer.Typer(
     name="vcli",
+    cls=HelpGroup,
     help="Launch and diagnose multi-process, multi-GPU, multi-node LLM inference.",
     epilog="Start here:  vcli serve   |   vcli topo -tp 2 -pp 4",
     no_args_is_help=True,
     invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     context_settings={
         "token_normalize_func": lambda token: token.replace("_", "-"),
         "help_option_names": ["--help", "-h"],
@@ -51,13 +53,13 @@ def _global_options(
         raise typer.Exit
 
 
-app.command()(serve)
-app.command("launch", help=LAUNCH_HELP)(launch)
-app.command()(topo)
-app.command()(doctor)
-app.command()(explain)
+app.command(cls=HelpCommand)(serve)
+app.command("launch", cls=HelpCommand, help=LAUNCH_HELP)(launch)
+app.command(cls=HelpCommand)(topo)
+app.command(cls=HelpCommand)(doctor)
+app.command(cls=HelpCommand)(explain)
 app.add_typer(bench_app, name="bench")
-app.command()(version)
+app.command(cls=HelpCommand)(version)
 
 
 def main(environment: Environment) -> int:
@@ -84,7 +86,7 @@ def main(environment: Environment) -> int:
         return int(ExitStatus.OK)
     except Exception as error:  # noqa: BLE001 - the border: a bug becomes one message and exit 7
         if environment.is_debug:
-            output.note("".join(traceback.format_exception(error)).rstrip())
+            output.note("".join(traceback.format_exception(error)).rstrip(), hang=None)
         crash = explain_crash(error)
         output.error(crash)
         return int(crash.exit_status)

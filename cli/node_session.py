@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from vcli.cli.durations import check_duration
 from vcli.cli.environment import Environment
 from vcli.cli.output import Output
 from vcli.cli.views.startup import StartupView
 from vcli.runtime.config import EngineConfig
-from vcli.topology import ConfigError, ExitStatus
+from vcli.topology import ExitStatus
 
 if TYPE_CHECKING:
     from vcli.runtime.launch.node import NodeSettings
@@ -30,11 +31,7 @@ class NodeSession:
     join_timeout_s: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.join_timeout_s < 7 * 86400:
-            raise ConfigError(
-                f"--join-timeout {self.join_timeout_s:g} must be above 0 seconds",
-                hint="--join-timeout 300",
-            )
+        check_duration("--join-timeout", self.join_timeout_s, usual_s=300)
 
     def run(
         self,

@@ -4,13 +4,17 @@ With `--json` stdout carries exactly one document with `schema` and `exit_code`.
 """
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
 
 from vcli.cli.environment import Environment, silence
+from vcli.cli.views.text import hanging
 from vcli.topology import ExitStatus, UnfitError, VcliError
 
+#: Columns of a result that no terminal shows.
+_PIPE_WIDTH: Final = 100
 _PLAIN_MARKS = {
     "✓": "[ok]",
     "✗": "[FAIL]",
@@ -37,8 +41,22 @@ class Output:
     def width(self) -> int:
         """Columns to fill: the terminal's, or 100 when stdout is none."""
         if not self.environment.stdout.isatty():
-            return 100
+            return _PIPE_WIDTH
         return shutil.get_terminal_size((80, 24)).columns
+
+    @property
+    def note_width(self) -> int:
+        """Columns to fill with notes: those of the terminal that shows stderr, else 100."""
+        return self._stderr_width or _PIPE_WIDTH
+
+    @property
+    def _stderr_width(self) -> int | None:
+        """None where stderr is no terminal: lines stay whole there."""
+        stream = self.environment.stderr
+        try:
+            return os.get_terminal_size(stream.fileno()).columns or None
+        except (OSError, ValueError):
+            return None
 
     def result(self, text: str) -> None:
         """Print the result, for people.
@@ -59,8 +77,18 @@ class Output:
         whole = {"schema": schema, "exit_code": int(exit_status), **content}
         self._write_result(json.dumps(whole, indent=2, ensure_ascii=False))
 
-    def note(self, text: str) -> None:
-        """Say something beside the result; where stderr cannot be written, nobody hears it."""
+    def note(self, text: str, *, hang: int | None = 2) -> None:
+        """Say something beside the result; where stderr cannot be written, nobody hears it.
+
+        On a terminal lines end between words, and go on `hang` columns in; None: as they are.
+        """
+        self._say(text if hang is None else self._folded(text, hang=hang))
+
+    def _folded(self, text: str, *, hang: int) -> str:
+        width = self._stderr_width
+        return text if width is None else "\n".join(hanging(text, width=width, hang=hang))
+
+    def _say(self, text: str) -> None:
         try:
             _write(self.environment.stderr, text)
         except OSError:
@@ -82,9 +110,11 @@ class Output:
 
     def note_error(self, error: VcliError) -> None:
         """Say it on stderr, beside a result."""
-        self.note(self._red("error: ") + error.message)
+        lead = "error: "
+        message = self._folded(lead + error.message, hang=len(lead)).removeprefix(lead)
+        self._say(self._red(lead) + message)
         if error.hint:
-            self.note(f"  → {error.hint}")
+            self.note(f"  → {error.hint}", hang=4)
 
     def _write_result(self, text: str) -> None:
         try:

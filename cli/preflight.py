@@ -74,7 +74,7 @@ def judge(
     report = make_report(outcome.results, seconds=0.0)
     for result in report.results:
         if result.status is Status.WARN and result.check.is_preflight:
-            note(f"! {result.id} {result.measured}; {result.why}; → {result.remedy}")
+            note(f"! {result.id} {result.measured}; {result.why}\n  → {result.remedy}")
     refusals = report.refusals
     if not refusals:
         return report.results

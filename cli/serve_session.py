@@ -78,6 +78,9 @@ class ServeSession(EngineSetup):
                     fork_server=fork_server,
                 )
             )
+        except KeyboardInterrupt:
+            self.output.note("stopping: SIGINT before the engine was started")
+            raise
         finally:
             if listener is not None:
                 listener.close()

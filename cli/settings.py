@@ -19,6 +19,7 @@ _MODEL: Final = (
     "attention_backend",
     "enforce_eager",
     "worker_extension_cls",
+    "kv_cache_memory",
 )
 _CACHE: Final = ("block_size", "enable_prefix_caching", "gpu_memory_utilization")
 _SCHEDULER: Final = (

@@ -1,6 +1,7 @@
 """The shape of the model that `topo` was given: from config.json, safetensors or GGUF headers."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,8 @@ class TopoModel:
     warnings: tuple[PlanWarning, ...] = ()
 
 
-def read_topo_model(model: str, cwd: Path) -> TopoModel:
-    """The shape of a local model; no weight is touched, no torch loaded.
+def read_topo_model(model: str, cwd: Path, *, environ: Mapping[str, str]) -> TopoModel:
+    """The shape of a local model, or of a Hub's that was downloaded; no weight is touched.
 
     Raises:
         ConfigError: no such file, or none that describes a model that vcli knows.
@@ -41,13 +42,47 @@ def read_topo_model(model: str, cwd: Path) -> TopoModel:
         return _from_gguf(path)
     from vcli.runtime.checkpoint.folder import is_folder
 
+    if is_hub_name(model) and not path.exists():
+        path = _downloaded(model, environ)
     config_path = path / "config.json" if is_folder(path) else path
     spec = model_spec_from_config(_read_config(config_path), source=str(config_path))
     folder = config_path.parent
     name = folder.resolve().name if config_path.name == "config.json" else config_path.stem
+    if folder.parent.name == "snapshots":  # a folder of the Hub's cache has a commit's name
+        name = folder.parent.parent.name.rpartition("--")[2]
     if not any(folder.glob("*.safetensors")):
         return TopoModel(spec=spec, name=name)
     return _with_headers(folder, spec, name)
+
+
+def cached_snapshot(name: str, environ: Mapping[str, str]) -> Path | None:
+    """The newest downloaded snapshot of a Hub model that has a config.json; None without one."""
+    home = environ.get("HOME") or str(Path.home())
+    cache = environ.get("HF_HOME") or (
+        f"{environ.get('XDG_CACHE_HOME') or f'{home}/.cache'}/huggingface"
+    )
+    hub = Path(environ.get("HF_HUB_CACHE") or f"{cache}/hub")
+    configs = list(hub.glob(f"models--{name.replace('/', '--')}/snapshots/*/config.json"))
+    newest = max(configs, key=lambda path: path.lstat().st_mtime, default=None)
+    return newest.parent if newest else None
+
+
+def is_hub_name(typed: str) -> bool:
+    """Whether this is `org/name` and no path of a file."""
+    from vcli.runtime.checkpoint.hub import HUB_NAME
+
+    return HUB_NAME.fullmatch(typed) is not None and not typed.endswith((".json", ".gguf"))
+
+
+def _downloaded(name: str, environ: Mapping[str, str]) -> Path:
+    folder = cached_snapshot(name, environ)
+    if folder is None:
+        raise ConfigError(
+            f"model {name} is neither a folder here nor downloaded; topo downloads nothing",
+            hint=f"hf download {name} config.json   and the same line again, or leave the model "
+            "out to plan the sizes alone",
+        )
+    return folder
 
 
 def _read_config(config_path: Path) -> dict[str, Any]:

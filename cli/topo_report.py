@@ -167,10 +167,10 @@ def report_to_json(report: TopoReport) -> dict[str, Any]:
 
 
 def estimate_to_json(estimate: Estimate) -> dict[str, Any]:
-    """Seconds, in parts."""
+    """Seconds, in parts; null where the speed of a link that they take is not known."""
     return {
-        "latency_s": estimate.latency_s,
-        "tokens_per_s": estimate.tokens_per_s,
+        "latency_s": estimate.latency_s if estimate.is_known else None,
+        "tokens_per_s": estimate.tokens_per_s if estimate.is_known else None,
         "kv_tokens": estimate.kv_tokens,
         "num_requests": estimate.num_requests,
         "single": _step_to_json(estimate.single),
@@ -180,12 +180,12 @@ def estimate_to_json(estimate: Estimate) -> dict[str, Any]:
 
 def _step_to_json(step: StepEstimate) -> dict[str, Any]:
     return {
-        "latency_s": step.latency_s,
+        "latency_s": None if step.unknown else step.latency_s,
         "weights_s": step.weights_s,
         "kv_s": step.kv_s,
         "compute_s": step.compute_s,
         "overhead_s": step.overhead_s,
-        "communication_s": dict(step.communication_s),
+        "communication_s": {**step.communication_s, **dict.fromkeys(step.unknown)},
     }
 
 

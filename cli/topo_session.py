@@ -92,7 +92,7 @@ class TopoSession:
         """
         self._check_workload()
         output = Output(self.environment, json_mode=wanted.as_json)
-        model = read_topo_model(self.model_name, self.environment.cwd) if self.model_name else None
+        model = self._read_model()
         sizes = self.sizes
         if model is not None:
             sizes = replace(sizes, is_moe=model.spec.is_moe)
@@ -252,6 +252,12 @@ class TopoSession:
             output.document("vcli.topo.commands/1", commands_to_json(commands, found))
         else:
             output.result(commands_view(commands, found))
+
+    def _read_model(self) -> TopoModel | None:
+        if not self.model_name:
+            return None
+        environment = self.environment
+        return read_topo_model(self.model_name, environment.cwd, environ=environment.environ)
 
     def _facts(self, config: ParallelConfig | None) -> TopoFacts:
         num_ranks = config.local_world_size * config.node_data_parallel_size if config else 8

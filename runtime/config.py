@@ -1,6 +1,7 @@
 """Frozen configuration of the engine, composed of parts; everything in it is already decided."""
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vcli.topology.config import ParallelConfig
@@ -53,6 +54,8 @@ class DeadlineConfig:
 
     start_s: float = 600.0
     """From the first process to ready."""
+    start_end_s: float | None = None
+    """When that is over, on this host's monotonic clock; None as long as nothing is started."""
     execute_model_s: float = 300.0
     """One step on all ranks."""
     shutdown_s: float = 5.0
@@ -62,6 +65,16 @@ class DeadlineConfig:
     drain_s: float = 2.5
     """What running requests may still take once a signal has come; with the end of the processes
     after it, five seconds by default."""
+
+    def begun(self) -> "DeadlineConfig":
+        """The same for a start that begins now."""
+        return replace(self, start_end_s=time.monotonic() + self.start_s)
+
+    def start_left_s(self) -> float:
+        """Seconds that the start may still take: one deadline for all of its steps."""
+        if self.start_end_s is None:
+            return self.start_s
+        return max(0.0, self.start_end_s - time.monotonic())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -266,4 +266,13 @@ class ChildFailure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):
     report: FailureReport
 
 
-ChildMessage = ChildState | ChildReady | ChildFailure
+class ChildSignalled(msgspec.Struct, frozen=True, kw_only=True, tag="signalled"):
+    """The child got a signal to stop, and leaves it to its parent."""
+
+    process: str
+    pid: int
+    signal_name: str
+    rank: int | None = None
+
+
+ChildMessage = ChildState | ChildReady | ChildFailure | ChildSignalled

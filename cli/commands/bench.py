@@ -7,6 +7,7 @@ import typer
 
 from vcli.cli.commands.bench_offline import offline
 from vcli.cli.commands.bench_serve import bench_serve
+from vcli.cli.help_text import HelpCommand, HelpGroup
 from vcli.cli.options import AsJson
 from vcli.cli.output import Output
 from vcli.topology import ConfigError, ExitStatus, VcliError
@@ -14,7 +15,9 @@ from vcli.topology import ConfigError, ExitStatus, VcliError
 SCHEMA = "vcli.bench.ipc/1"
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
-bench_app = typer.Typer(help="Measure parts of vcli on this machine.", no_args_is_help=True)
+bench_app = typer.Typer(
+    help="Measure parts of vcli on this machine.", cls=HelpGroup, no_args_is_help=True
+)
 
 
 @bench_app.callback()
@@ -22,7 +25,7 @@ def _group() -> None:
     """Measure parts of vcli on this machine."""
 
 
-@bench_app.command()
+@bench_app.command(cls=HelpCommand)
 def ipc(
     context: typer.Context,
     readers: Annotated[
@@ -86,12 +89,12 @@ def ipc(
     if as_json:
         output.document(SCHEMA, document(host, spec, rows, deaths), status)
     else:
-        output.result(table(host, rows, deaths))
+        output.result(table(host, rows, deaths, width=output.width))
     return int(status)
 
 
-bench_app.command("offline")(offline)
-bench_app.command("serve")(bench_serve)
+bench_app.command("offline", cls=HelpCommand)(offline)
+bench_app.command("serve", cls=HelpCommand)(bench_serve)
 
 
 def _numbers(flag: str, text: str) -> list[int]:

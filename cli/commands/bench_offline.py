@@ -9,6 +9,7 @@ import typer
 from vcli.cli import options
 from vcli.cli.build import refuse_unserved_sizes
 from vcli.cli.commands.serve import serve
+from vcli.cli.named_code import refuse_impossible_engine
 from vcli.cli.output import Output
 from vcli.cli.settings import model_settings, parallel_config
 
@@ -174,10 +175,12 @@ def offline(
     )
     parallel = parallel_config(values)
     refuse_unserved_sizes(parallel)
+    settings = model_settings(values)
+    refuse_impossible_engine(settings, parallel)
     setup = EngineSetup(
         environment=context.obj,
         output=Output(context.obj, json_mode=as_json),
-        settings=model_settings(values),
+        settings=settings,
         parallel=parallel,
         has_preflight=not engine["no_preflight"],
     )

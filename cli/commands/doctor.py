@@ -3,6 +3,7 @@
 import typer
 
 from vcli.cli import doctor_options, options
+from vcli.cli.commands.launch import take_place
 from vcli.cli.device_ids import DeviceIds
 from vcli.cli.doctor_facts import DoctorRequest, split_words
 from vcli.cli.doctor_instance import InstanceSession, refuse_with_instance
@@ -57,6 +58,9 @@ def doctor(
 ) -> int:
     """Check this machine for a launch; prints what to type where something is wrong.
 
+    With several ranks the variables of srun, LeaderWorkerSet or torchrun say which node this is,
+    as for vcli launch.
+
     Example:  vcli doctor   |   vcli doctor --model ./Qwen3-8B -tp 2   |   vcli doctor net lim-02 -v
     """
     output = Output(context.obj, json_mode=as_json)
@@ -76,6 +80,10 @@ def doctor(
     skip_ids = [id_ for word in skip or () for id_ in all_checks.expand(word)]
     if list_checks:
         return show_list(output, selected)
+    ranks = tensor_parallel_size * pipeline_parallel_size
+    if ranks * data_parallel_size * prefill_context_parallel_size > 1:
+        # One rank is no launch over nodes: then only this machine is looked at.
+        take_place(context, output)
     parallel = parallel_config(context.params)
     session = DoctorSession(
         environment=context.obj,

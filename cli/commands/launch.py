@@ -10,7 +10,7 @@ import typer
 
 from vcli.cli.commands.serve import serve
 from vcli.cli.output import Output
-from vcli.cli.scheduler_environ import TypedPlace, find_place
+from vcli.cli.scheduler_environ import FoundPlace, TypedPlace, find_place
 
 LAUNCH_HELP: Final = """Run one node of a model over several: node 0 serves, the others follow.
 
@@ -30,20 +30,25 @@ _LOOK_UP_EVERY_S: Final = 0.5
 @wraps(serve)
 def launch(context: typer.Context, **flags: Any) -> int:
     """Serve as the node that the flags name, or else the variables of a scheduler."""
-    environment = context.obj
-    place = find_place(_typed_place(context), environment.environ)
-    output = Output(environment, json_mode=flags["as_json"])
+    output = Output(context.obj, json_mode=flags["as_json"])
+    place = take_place(context, output)
+    if "master_addr" in place.values and not flags["dry_run"]:
+        _wait_until_known(str(place.values["master_addr"]), output)
+    # The lines for other nodes are made of what was typed: they hold outside of the scheduler too.
+    command, *others = context.obj.argv
+    context.obj = replace(context.obj, argv=(command, *place.words(), *others))
+    return serve(context, **{**flags, **place.values})
+
+
+def take_place(context: typer.Context, output: Output) -> FoundPlace:
+    """What a scheduler's variables say beside the flags, put among the parameters and told."""
+    place = find_place(_typed_place(context), context.obj.environ)
     if place.values:
         output.note(f"place  {place}")
     for conflict in place.conflicts:
         output.note(f"! {conflict} [ENV-05]")
-    if "master_addr" in place.values and not flags["dry_run"]:
-        _wait_until_known(str(place.values["master_addr"]), output)
     context.params.update(place.values)
-    # The lines for other nodes are made of what was typed: they hold outside of the scheduler too.
-    command, *others = environment.argv
-    context.obj = replace(environment, argv=(command, *place.words(), *others))
-    return serve(context, **{**flags, **place.values})
+    return place
 
 
 def _wait_until_known(host: str, output: Output) -> None:

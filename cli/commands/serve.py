@@ -5,6 +5,7 @@ import typer
 from vcli.cli import options
 from vcli.cli.build import refuse_unserved_sizes
 from vcli.cli.device_ids import DeviceIds
+from vcli.cli.named_code import refuse_impossible_engine
 from vcli.cli.node_session import NodeSession
 from vcli.cli.output import Output
 from vcli.cli.serve_session import ServeSession
@@ -74,6 +75,7 @@ def serve(
     settings = model_settings(context.params)
     parallel = parallel_config(context.params)
     refuse_unserved_sizes(parallel)
+    refuse_impossible_engine(settings, parallel)
     output = Output(context.obj, json_mode=as_json)
     session = ServeSession(
         environment=context.obj,

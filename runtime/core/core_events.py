@@ -33,9 +33,4 @@ class ExecutorFailed:
     report: FailureReport
 
 
-@dataclass(frozen=True, slots=True)
-class SignalCame:
-    """A signal has come; its handler runs in the main thread, once that is awake."""
-
-
-CoreEvent = ClientMessage | ClientGone | StepDone | CallDone | ExecutorFailed | SignalCame
+CoreEvent = ClientMessage | ClientGone | StepDone | CallDone | ExecutorFailed

@@ -9,13 +9,9 @@ handled meanwhile, and a failure wakes it at once. It reads, takes replies and w
 each thread in between would be one more to wake.
 """
 
-import os
-import signal
 import socket
-import threading
 import time
 from queue import Empty
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -27,7 +23,6 @@ from vcli.runtime.core.core_events import (
     ClientGone,
     CoreEvent,
     ExecutorFailed,
-    SignalCame,
     StepDone,
 )
 from vcli.runtime.core.core_inbox import CoreInbox
@@ -68,6 +63,9 @@ _FLUSH_S = 1.0
 _STEP_GRACE_S = 5.0
 """Beyond the executor's own deadline for a step, before the loop gives up by itself."""
 
+_WAIT_PART_S = 5.0
+"""Of a wait that is cut into parts: of the time for which the process was stopped, one counts."""
+
 
 def core_main(
     context: ChildContext, config: EngineConfig, client_fd: int, nodes: "NodeLinks | None" = None
@@ -92,7 +90,6 @@ def core_main(
         watchdog=Watchdog(config.deadlines.stall_s, page=context.page),
         nodes=nodes,
     )
-    core.handle_sigterm()
     status = core.run()
     if status is not ExitStatus.OK:
         raise SystemExit(int(status))
@@ -136,42 +133,14 @@ class EngineCoreProc:
         if nodes is not None:
             self._executor.use_nodes(nodes)
         self._watchdog = watchdog
-        self._is_ready = False
         self._is_draining = False
         self._is_stopping = False
-        self._step_started_s = 0.0
+        self._step_waited_s = 0.0
         self._engine: EngineCore
         self._calls: UtilityCalls
 
-    def handle_sigterm(self) -> None:
-        """Make SIGTERM end the loop in order; called once, by the main thread, before `run`.
-
-        Before ready, and when the core is stopping already, it raises SystemExit instead.
-        """
-        # The interpreter runs handlers in the main thread only, and a signal that comes just
-        # before that thread goes to sleep would not wake it: an event has to.
-        reading, writing = os.pipe()
-        os.set_blocking(writing, False)
-        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-
-        def wake() -> None:
-            while os.read(reading, 64):
-                self._inbox.put(SignalCame())
-
-        def stop(signum: int, frame: FrameType | None) -> None:
-            if not self._is_ready or self._is_stopping:
-                raise SystemExit(128 + signum)
-            self._inbox.put(ShutdownCore(drain=False))
-
-        threading.Thread(target=wake, name="core-signals", daemon=True).start()
-        signal.signal(signal.SIGTERM, stop)
-
     def run(self) -> ExitStatus:
-        """Start, serve, stop; gives the exit status.
-
-        Raises:
-            SystemExit: SIGTERM came before the core was ready, or twice.
-        """
+        """Start, serve, stop; gives the exit status."""
         try:
             self._start()
             self._serve()
@@ -201,7 +170,6 @@ class EngineCoreProc:
         )
         self._inbox.listen(self._executor, self._channel.fileno(), self._channel.read)
         # Before ready: the client may send, and a worker may die, from that moment on.
-        self._is_ready = True
         self._cause.set_serving()
         self._context.ready(
             {
@@ -261,7 +229,7 @@ class EngineCoreProc:
 
     def _start_steps(self) -> None:
         while (future := self._engine.start_step()) is not None:
-            self._step_started_s = time.monotonic()
+            self._step_waited_s = 0.0
             if self._watchdog is not None:
                 self._watchdog.begin()
             future.add_done_callback(lambda _: self._inbox.put(StepDone()))
@@ -269,17 +237,21 @@ class EngineCoreProc:
     def _next_event(self) -> CoreEvent:
         """The next thing to do; sleeps until there is one.
 
-        Without a step in flight there is no deadline: the client's end, a signal and a worker's
-        end all wake this wait.
+        Without a step in flight there is no deadline: the client's end and a worker's end wake
+        this wait. With one, the time counts in which this process ran: it may have been stopped.
         """
         if self._engine.oldest_step is None:
             return self._inbox.get()
         limit_s = self._config.deadlines.execute_model_s + _STEP_GRACE_S
-        try:
-            left_s = self._step_started_s + limit_s - time.monotonic()
-            return self._inbox.get(max(left_s, 0.001))
-        except Empty:
-            raise RpcTimeoutError(f"execute_model gave no result within {limit_s:g} s") from None
+        while self._step_waited_s < limit_s:
+            begin_s, part_s = time.monotonic(), min(_WAIT_PART_S, limit_s - self._step_waited_s)
+            try:
+                return self._inbox.get(part_s)
+            except Empty:
+                continue
+            finally:
+                self._step_waited_s += min(time.monotonic() - begin_s, part_s)
+        raise RpcTimeoutError(f"execute_model gave no result within {limit_s:g} s")
 
     def _handle_queued_events(self) -> None:
         for event in self._inbox.take_all():
@@ -287,7 +259,7 @@ class EngineCoreProc:
 
     def _handle(self, event: CoreEvent) -> None:
         match event:
-            case StepDone() | SignalCame():
+            case StepDone():
                 return
             case EngineRequest():
                 self._add(event)

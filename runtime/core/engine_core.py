@@ -132,7 +132,7 @@ def initialize_kv_cache(config: EngineConfig, executor: Executor) -> KVCacheConf
     # keep pointers into it.
     available_bytes = executor.determine_available_memory()
     bytes_per_block: list[int] = executor.collective_rpc(
-        "kv_bytes_per_block", timeout_s=config.deadlines.start_s
+        "kv_bytes_per_block", timeout_s=config.deadlines.start_left_s()
     )
     kv = plan_kv_cache(
         available_bytes,

@@ -47,6 +47,14 @@ def plan_kv_cache(
     return KVCacheConfig(num_blocks=num_blocks, block_size=block_size)
 
 
+def size_argument(num_bytes: int) -> str:
+    """At least so many bytes, as a flag takes them: `512`, `13M`, `24G`."""
+    for unit, unit_bytes in (("G", 2**30), ("M", 2**20), ("K", 2**10)):
+        if num_bytes >= 10 * unit_bytes:
+            return f"{-(-num_bytes // unit_bytes)}{unit}"
+    return str(num_bytes)
+
+
 def _too_small(
     rank: int,
     *,
@@ -67,9 +75,9 @@ def _too_small(
     if num_blocks > 0:
         ways.append(f"--max-model-len {num_blocks * block_size} or less")
     if requested_bytes is not None:
-        ways.append(f"--kv-cache-memory {needed} or more")
+        ways.append(f"--kv-cache-memory {size_argument(needed)} or more")
         return ConfigError(message, hint=" or ".join(ways))
-    ways.append(f"free memory, and --kv-cache-memory {needed} where it is there")
+    ways.append(f"free memory, and --kv-cache-memory {size_argument(needed)} where it is there")
     return UnfitError(message, hint=", or ".join(ways))
 
 

@@ -31,15 +31,12 @@ def decide_overlap(config: EngineConfig, *, backend_can_overlap: bool) -> StepOv
     """
     num_stages = config.parallel.pipeline_parallel_size
     asked = config.scheduler.async_scheduling
-    obstacle = ""
-    if num_stages > 1:
-        obstacle = f"the {num_stages} pipeline stages overlap steps of different requests instead"
-    elif not backend_can_overlap:
-        obstacle = f"the back end {config.plan.backend.value} takes one step at a time"
-    if asked and obstacle:
-        raise ConfigError(
-            f"async scheduling is not possible: {obstacle}", hint="--no-async-scheduling"
-        )
+    obstacle = check_async_scheduling(
+        asked,
+        num_stages=num_stages,
+        backend=config.plan.backend.value,
+        backend_can_overlap=backend_can_overlap,
+    )
     if asked is False or obstacle:
         return StepOverlap(
             num_steps=num_stages,
@@ -53,3 +50,23 @@ def decide_overlap(config: EngineConfig, *, backend_can_overlap: bool) -> StepOv
         keeps_samples=True,
         reason="asked for" if asked else "the next step is prepared while one runs",
     )
+
+
+def check_async_scheduling(
+    asked: bool | None, *, num_stages: int, backend: str, backend_can_overlap: bool
+) -> str:
+    """Why async scheduling is not possible; empty where it is.
+
+    Raises:
+        ConfigError: it is not, and was asked for.
+    """
+    obstacle = ""
+    if num_stages > 1:
+        obstacle = f"the {num_stages} pipeline stages overlap steps of different requests instead"
+    elif not backend_can_overlap:
+        obstacle = f"the back end {backend} takes one step at a time"
+    if asked and obstacle:
+        raise ConfigError(
+            f"async scheduling is not possible: {obstacle}", hint="--no-async-scheduling"
+        )
+    return obstacle

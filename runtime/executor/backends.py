@@ -32,8 +32,14 @@ def _imported(backend: str) -> object:
         raise ConfigError(
             f"topo plans the back end {backend!r}; serve does not run it yet", hint=_HINT
         )
-    # border: what importing a user's module raises is the user's.
     try:
-        return vars(importlib.import_module(module_name)).get(class_name)
-    except Exception as error:
-        raise ConfigError(f"executor {backend!r} can't be imported: {error}", hint=_HINT) from error
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:  # border: what a user's module raises is the user's
+        what = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"executor {backend!r} can't be imported: {what}", hint=_HINT) from error
+    try:
+        return vars(module)[class_name]
+    except KeyError:
+        raise ConfigError(
+            f"executor {backend!r}: {module_name} has no {class_name}", hint=_HINT
+        ) from None

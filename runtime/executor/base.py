@@ -21,6 +21,7 @@ from vcli.runtime.messages import (
     ModelRunnerOutput,
     SchedulerOutput,
 )
+from vcli.runtime.process.held import HELD_HINT
 from vcli.runtime.process.starter import Starter
 from vcli.runtime.worker.call_messages import RankActivity
 from vcli.runtime.worker.dispatch import DEFAULT_WORKER_CLS
@@ -261,18 +262,22 @@ class Executor(ABC):
                 raise
 
     def busy_with(self, rank: int) -> RankActivity | None:
-        """The call that a rank is in, if it is not stuck: in it beyond the stall deadline.
+        """The call that a rank is in, unless it is stopped, or stuck: beyond the stall deadline.
 
         A busy rank is well, and can't answer; but one does not get stuck in a health check.
         """
         activity = self._activity(rank)
-        if activity is None or activity.method == HEALTH_METHOD:
+        if activity is None or activity.method == HEALTH_METHOD or rank in self._stopped():
             return None
         return activity if activity.total_s <= self._config.deadlines.stall_s else None
 
     def _activity(self, rank: int) -> RankActivity | None:
         """What a rank does now, where a back end knows; None for nothing."""
         return None
+
+    def _stopped(self) -> Mapping[int, str]:
+        """Ranks whose process is stopped, each with a sentence that says what continues it."""
+        return {}
 
     # ---- failure ----------------------------------------------------------------------------
 
@@ -311,4 +316,17 @@ class Executor(ABC):
         return RpcCall(method, args, {}, timeout_s, self._config.plan.output_rank)
 
     def _start_call(self, method: str, *args: Any) -> Any:
-        return self.collective_rpc(method, timeout_s=self._config.deadlines.start_s, args=args)
+        left_s = self._config.deadlines.start_left_s()
+        try:
+            return self.collective_rpc(method, timeout_s=left_s, args=args)
+        except RpcTimeoutError as error:
+            holds = self._describe_holds(told=error.message)
+            if not holds:
+                raise
+            raise RpcTimeoutError(
+                f"{error.message}; {holds}", hint=HELD_HINT, ranks=error.ranks
+            ) from error
+
+    def _describe_holds(self, *, told: str) -> str:
+        """Which ranks' processes here can't run, and why, as far as `told` does not say it."""
+        return ""

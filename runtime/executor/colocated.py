@@ -19,7 +19,7 @@ from vcli.runtime.errors import FailureReport, StartupError
 from vcli.runtime.executor.base import RpcCall
 from vcli.runtime.executor.local_rank import LocalRank
 from vcli.runtime.executor.multiproc import BROADCAST_RING_BYTES, MultiprocExecutor
-from vcli.runtime.executor.rpc import PendingCall
+from vcli.runtime.executor.pending_call import PendingCall
 from vcli.runtime.messages import ChildMessage
 from vcli.runtime.process.failures import Weight, report_error, weigh
 from vcli.runtime.worker.call_messages import RankActivity
@@ -55,8 +55,9 @@ class ColocatedExecutor(MultiprocExecutor):
         self._child_failure: Future[None] = Future()
 
     def _wait_ready(self, rendezvous_path: str | None) -> frozenset[str]:
-        limit_s = self._config.deadlines.start_s
-        end_s = time.monotonic() + limit_s
+        deadlines = self._config.deadlines
+        # A child that is missing is named first: rank 0 may only wait for it.
+        end_s = time.monotonic() + deadlines.start_left_s() + _CAUSE_WAIT_S
         assert self._board is not None
         here = self._local.start(rendezvous_path, self._board.line(0))
         # All ranks join one world, so rank 0 must not wait for the others, nor they for it.
@@ -69,7 +70,7 @@ class ColocatedExecutor(MultiprocExecutor):
             for future in done:
                 future.result()
             if not done:
-                raise StartupError(self._missing_report(limit_s))
+                raise StartupError(self._local.late_report(deadlines.start_s))
         return frozenset(self._local.methods)
 
     def _children_ready(self, rendezvous_path: str | None) -> "Future[Any]":
@@ -103,17 +104,6 @@ class ColocatedExecutor(MultiprocExecutor):
         failure = StartupError(report)
         failure.__cause__ = error
         return failure
-
-    def _missing_report(self, limit_s: float) -> FailureReport:
-        return FailureReport(
-            process=self._local.title,
-            phase=self._local.state,
-            kind="StartTimeout",
-            message=f"not ready after {limit_s:g} s",
-            rank=0,
-            hint="a slow disk or a large model needs a longer start deadline",
-            exit_status=int(ExitStatus.START_FAILED),
-        )
 
     def _on_child_failure(self, report: FailureReport) -> None:
         if not self._is_ready and not self._child_failure.done():

@@ -16,12 +16,13 @@ from queue import SimpleQueue
 from typing import Any
 
 from vcli.runtime.config import EngineConfig
-from vcli.runtime.errors import FailedWithOutput
+from vcli.runtime.errors import FailedWithOutput, FailureReport
 from vcli.runtime.executor.base import RpcCall
 from vcli.runtime.executor.rpc import RpcClient
 from vcli.runtime.log import get_logger
 from vcli.runtime.messages import ChildState
 from vcli.runtime.process.failures import report_error
+from vcli.runtime.process.held import HELD_HINT, SLOW_HINT, describe_hold
 from vcli.runtime.worker.call_messages import RankActivity
 from vcli.runtime.worker.dispatch import (
     CollectiveWorker,
@@ -32,6 +33,7 @@ from vcli.runtime.worker.dispatch import (
 )
 from vcli.runtime.worker.progress import ProgressLine
 from vcli.runtime.worker.replies import PendingResult
+from vcli.topology.errors import ExitStatus
 from vcli.topology.names import TITLE_PREFIX
 
 logger = get_logger(__name__)
@@ -83,6 +85,8 @@ class LocalRank:
                 self._load(rendezvous_path, progress)
             except Exception as error:  # noqa: BLE001 - border: the loop of this rank
                 loaded.set_exception(error)
+            except SystemExit as error:  # foreign code; it would end this thread and nobody knew
+                loaded.set_exception(RuntimeError(f"SystemExit: {error}"))
             else:
                 loaded.set_result(None)
 
@@ -101,6 +105,19 @@ class LocalRank:
         except IndexError:
             doing = self._doing
         return None if doing is None else RankActivity(doing[0], time.monotonic() - doing[1])
+
+    def late_report(self, limit_s: float) -> FailureReport:
+        """The failure of a start in which this rank was not ready after `limit_s`."""
+        hold = describe_hold(os.getpid())
+        return FailureReport(
+            process=self.title,
+            phase=self.state,
+            kind="StartTimeout",
+            message=f"not ready after {limit_s:g} s" + (f": {hold}" if hold else ""),
+            rank=self._rank,
+            hint=HELD_HINT if hold else SLOW_HINT,
+            exit_status=int(ExitStatus.START_FAILED),
+        )
 
     def stop(self, timeout_s: float) -> None:
         """Shut the worker down after the calls that were made; one that hangs is left behind."""

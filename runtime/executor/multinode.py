@@ -21,14 +21,15 @@ from vcli.runtime.errors import FailureReport, StartupError, WorkerDiedError
 from vcli.runtime.executor.base import RpcCall
 from vcli.runtime.executor.multiproc import BROADCAST_RING_BYTES, MultiprocExecutor
 from vcli.runtime.executor.node_messages import NodeLinks
+from vcli.runtime.executor.pending_call import PendingCall
 from vcli.runtime.executor.remote_nodes import RemoteNodes
 from vcli.runtime.executor.ring_ranks import RingRanks, encode_call
-from vcli.runtime.executor.rpc import PendingCall
 from vcli.runtime.ipc.plain import to_plain
 from vcli.runtime.messages import ChildMessage
 from vcli.runtime.process.child import ChildSpec
 from vcli.runtime.process.environ import interface_environ
 from vcli.runtime.process.first_cause import FirstCause
+from vcli.runtime.process.held import SLOW_HINT
 from vcli.runtime.worker.call_messages import CallKind, RankActivity
 from vcli.runtime.worker.dispatch import DEFAULT_WORKER_CLS
 from vcli.runtime.worker.progress import Absence, RankProgress
@@ -45,6 +46,8 @@ class MultiNodeExecutor(MultiprocExecutor):
     """`MultiprocExecutor` whose ranks live on several nodes; `use_nodes` comes before `start`."""
 
     spans_nodes: ClassVar[bool] = True
+
+    start_patience_s: ClassVar[float] = 1.0
 
     def __init__(
         self,
@@ -113,8 +116,8 @@ class MultiNodeExecutor(MultiprocExecutor):
 
     def _wait_ready(self, rendezvous_path: str | None) -> frozenset[str]:
         assert self._remote is not None
-        limit_s = self._config.deadlines.start_s
-        end_s = time.monotonic() + limit_s
+        deadlines = self._config.deadlines
+        end_s = time.monotonic() + deadlines.start_left_s() + 2 * self.start_patience_s
         here = self._own_ready(rendezvous_path)
         cause, remote = self._cause.told, self._remote.ready
         while not (here.done() and remote.done()):
@@ -135,7 +138,7 @@ class MultiNodeExecutor(MultiprocExecutor):
             if cause.done():
                 raise StartupError(cause.result())
             if time.monotonic() > end_s:
-                raise StartupError(self._nodes_missing(limit_s))
+                raise StartupError(self._nodes_missing(deadlines.start_s))
         return here.result()
 
     def _own_ready(self, rendezvous_path: str | None) -> "Future[frozenset[str]]":
@@ -157,7 +160,7 @@ class MultiNodeExecutor(MultiprocExecutor):
             phase="start",
             kind="StartTimeout",
             message=f"not ready after {limit_s:g} s: {self._remote.describe_missing()}",
-            hint="a slow disk or a large model needs a longer start deadline",
+            hint=SLOW_HINT,
             exit_status=int(ExitStatus.START_FAILED),
         )
 
@@ -184,6 +187,12 @@ class MultiNodeExecutor(MultiprocExecutor):
         return [
             line if rank in self._local_ranks else remote.get(rank) for rank, line in enumerate(own)
         ]
+
+    def _stopped(self) -> dict[int, str]:
+        remote = self._remote.stopped if self._remote is not None else {}
+        return super()._stopped() | {
+            rank: f"{self._name(rank)} is {hold}" for rank, hold in remote.items()
+        }
 
     def _describe_absence(self, absence: Absence) -> str:
         text = super()._describe_absence(absence)

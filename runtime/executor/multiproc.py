@@ -15,13 +15,15 @@ from typing import Any, ClassVar, Final
 from vcli.runtime.config import EngineConfig
 from vcli.runtime.errors import FailureReport, WorkerDiedError
 from vcli.runtime.executor.base import Executor, RpcCall
+from vcli.runtime.executor.pending_call import PendingCall
 from vcli.runtime.executor.ring_ranks import RingRanks, encode_call
-from vcli.runtime.executor.rpc import PendingCall, RpcClient
+from vcli.runtime.executor.rpc import RpcClient
 from vcli.runtime.executor.waiting import Waiter
 from vcli.runtime.messages import ChildMessage
 from vcli.runtime.process.child import ChildSpec
 from vcli.runtime.process.environ import one_host_environ
 from vcli.runtime.process.group import ChildGroup
+from vcli.runtime.process.held import describe_hold, is_stopped
 from vcli.runtime.worker.call_messages import RankActivity
 from vcli.runtime.worker.dispatch import DEFAULT_WORKER_CLS, check_rpc_method
 from vcli.runtime.worker.progress import (
@@ -37,6 +39,10 @@ from vcli.topology.names import TITLE_PREFIX
 BROADCAST_RING_BYTES: Final = 32 * 1024 * 1024
 
 
+#: For workers of a start that failed: they have nothing to finish, and who waits wants the cause.
+_UNREADY_STOP_S: Final = 1.5
+
+
 class MultiprocExecutor(Executor):
     """Runs one child per rank. `ring_bytes` is the size of the ring to all of them."""
 
@@ -47,6 +53,9 @@ class MultiprocExecutor(Executor):
 
     spans_nodes: ClassVar[bool] = False
     """Whether other nodes have ranks too; see `MultiNodeExecutor`."""
+
+    start_patience_s: ClassVar[float] = 0.0
+    """Beyond the start's deadline, for children that run: who keeps them waiting is named first."""
 
     def __init__(
         self,
@@ -84,6 +93,7 @@ class MultiprocExecutor(Executor):
             on_step_failure=self._fail,
             stall_s=config.deadlines.stall_s,
             diagnose=self._diagnose_stall,
+            stopped=self._stopped,
         )
 
     @property
@@ -128,6 +138,7 @@ class MultiprocExecutor(Executor):
                 for index in range(len(self._child_ranks))
             ],
             starter=self._starter,
+            timeout_s=self._config.deadlines.start_left_s(),
         )
         rings.start(self._group.pids)
 
@@ -149,7 +160,12 @@ class MultiprocExecutor(Executor):
 
     def _wait_ready(self, rendezvous_path: str | None) -> frozenset[str]:
         """Wait for all ranks; gives the names of the methods that may be called."""
-        payloads = self._group.wait_ready(self._config.deadlines.start_s)
+        deadlines = self._config.deadlines
+        payloads = self._group.wait_ready(
+            deadlines.start_s,
+            left_s=deadlines.start_left_s(),
+            patience_s=self.start_patience_s,
+        )
         return frozenset(payloads[0]["methods"])
 
     # ---- calls ------------------------------------------------------------------------------
@@ -186,11 +202,24 @@ class MultiprocExecutor(Executor):
     def _activity(self, rank: int) -> RankActivity | None:
         return self._rings.activity(rank) if self._rings is not None else None
 
+    def _describe_holds(self, *, told: str) -> str:
+        pids = zip(self._child_ranks, self._group.pids, strict=True)
+        holds = [(rank.rank, hold) for rank, pid in pids if (hold := describe_hold(pid))]
+        return "; ".join(
+            f"{self._name(rank)} is held: {hold}" for rank, hold in holds if hold not in told
+        )
+
     def _diagnose_stall(self) -> str:
         """Which ranks do not come to a collective that others wait in."""
         groups = [{str(group.kind): group.ranks for group in rank.groups} for rank in self._ranks]
         absences = missing_from_collective(self._progress(), groups)
         return "; ".join(map(self._describe_absence, absences))
+
+    def _stopped(self) -> dict[int, str]:
+        """Ranks whose process is stopped, each with a sentence that says what continues it."""
+        pids = zip(self._child_ranks, self._group.pids, strict=False)
+        stopped = [(rank.rank, pid) for rank, pid in pids if is_stopped(pid)]
+        return {rank: f"{self._name(rank)} is {describe_hold(pid)}" for rank, pid in stopped}
 
     def _progress(self) -> Sequence[RankProgress | None]:
         """Where each rank is, None where that is not known."""
@@ -222,7 +251,10 @@ class MultiprocExecutor(Executor):
             can_ask = self._is_ready and self._failure is None and self._group.failure is None
             is_asked = can_ask and (self._rings is None or self._rings.ask_to_stop())
             self._stop_here(is_asked=is_asked)
-            self._group.shutdown(self._config.deadlines.shutdown_s, asked=is_asked)
+            limit_s = self._config.deadlines.shutdown_s
+            self._group.shutdown(
+                limit_s if self._is_ready else min(limit_s, _UNREADY_STOP_S), asked=is_asked
+            )
             self._rpc.fail(WorkerDiedError(self._shutdown_report()))
             self._rpc.close()
             if self._rings is not None:

@@ -58,10 +58,12 @@ class NodeReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 class NodeActivity(msgspec.Struct, frozen=True, kw_only=True, tag="activity"):
     """What the workers do now, by rank; those that do nothing are not in it.
 
-    In an answer `answers` is the number of the question, and `progress` has all ranks of the node.
+    `stopped` are those whose process is stopped, with what continues it. In an answer `answers` is
+    the number of the question, and `progress` has all ranks of the node.
     """
 
     by_rank: dict[int, RankActivity]
+    stopped: dict[int, str] = {}
     progress: tuple[RankProgress, ...] = ()
     answers: int = 0
 

@@ -25,6 +25,7 @@ from vcli.runtime.messages import ChildMessage
 from vcli.runtime.process.child import ChildSpec
 from vcli.runtime.process.failures import report_error
 from vcli.runtime.process.group import ChildGroup
+from vcli.runtime.process.held import describe_hold, is_stopped
 from vcli.runtime.process.starter import Starter
 from vcli.runtime.worker.call_messages import CallHeader, RankActivity, ReplyHeader
 from vcli.runtime.worker.dispatch import DEFAULT_WORKER_CLS, StoreAddress
@@ -33,6 +34,9 @@ from vcli.topology.decision import Decision
 from vcli.topology.names import TITLE_PREFIX
 
 SendFrames = Callable[[Sequence[bytes]], None]
+
+#: Beyond the start's deadline, for workers that run: one that can't, on any node, is named first.
+_START_PATIENCE_S: Final = 0.5
 
 #: The core keeps the deadline of a call; this only ends a write that nobody will ever read.
 _WRITE_TIMEOUT_S: Final = 300.0
@@ -79,6 +83,7 @@ class NodeWorkers:
         worker_cls: str = DEFAULT_WORKER_CLS,
     ) -> None:
         self._config = config
+        self._deadlines = config.deadlines
         self._is_trusted = is_trusted
         self._send = send
         self._on_failure = on_failure
@@ -111,12 +116,15 @@ class NodeWorkers:
 
         Raises:
             UnfitError: the system gives no process.
+            StartupError: the fork server did not answer in time.
         """
         specs = [self._spec(index, store, environ) for index in range(len(self._ranks))]
         with self._end_lock:
             if self._has_ended:
                 return False
-            self._group.start(specs, starter=starter)
+            self._deadlines = self._deadlines.begun()
+            left_s = self._deadlines.start_left_s()
+            self._group.start(specs, starter=starter, timeout_s=left_s)
             self._rings.start(self._group.pids)
         return True
 
@@ -126,7 +134,10 @@ class NodeWorkers:
         Raises:
             StartupError: the first cause of a failure, or who was missing at the deadline.
         """
-        payloads = self._group.wait_ready(self._config.deadlines.start_s)
+        deadlines = self._deadlines
+        payloads = self._group.wait_ready(
+            deadlines.start_s, left_s=deadlines.start_left_s(), patience_s=_START_PATIENCE_S
+        )
         self._is_ready = True
         return list(payloads[0]["methods"])
 
@@ -157,7 +168,9 @@ class NodeWorkers:
 
     def tell_activity(self) -> None:
         """Tell the core what the workers do now."""
-        self._send(message_frames(NodeActivity(by_rank=self.activity())))
+        pids = zip(self._titles, self._group.pids, strict=False)
+        stopped = {rank: describe_hold(pid) for rank, pid in pids if is_stopped(pid)}
+        self._send(message_frames(NodeActivity(by_rank=self.activity(), stopped=stopped)))
 
     def answer(self, number: int) -> None:
         """Tell the core in which collective each worker is; nothing while they are ended."""

@@ -34,7 +34,8 @@ from vcli.runtime.executor.node_messages import (
     lost_node_report,
     message_frames,
 )
-from vcli.runtime.executor.rpc import PendingCall, RpcClient
+from vcli.runtime.executor.pending_call import PendingCall
+from vcli.runtime.executor.rpc import RpcClient
 from vcli.runtime.ipc.codec import decode
 from vcli.runtime.ipc.node_endpoint import Event, Gone, Received
 from vcli.runtime.ipc.plain import from_plain, to_plain
@@ -72,6 +73,7 @@ class _Node:
     pid: int | None = None
     ready: NodeReady | None = None
     activity: dict[int, RankActivity] = field(default_factory=dict)
+    stopped: dict[int, str] = field(default_factory=dict)
     activity_s: float = 0.0
     answered: int = 0
     progress: tuple[RankProgress, ...] = ()
@@ -152,6 +154,12 @@ class RemoteNodes:
         if doing is None:
             return None
         return msgspec.structs.replace(doing, age_s=time.monotonic() - node.activity_s)
+
+    @property
+    def stopped(self) -> dict[int, str]:
+        """What holds the ranks whose process is stopped, as their nodes last said."""
+        nodes = self._nodes.values()
+        return {rank: hold for node in nodes for rank, hold in node.stopped.items()}
 
     def progress(self, timeout_s: float) -> dict[int, RankProgress]:
         """Ask all nodes in which collective their ranks are; who does not answer is not in it.
@@ -248,7 +256,7 @@ class RemoteNodes:
             self._cause.observe(message.report)
 
     def _on_activity(self, node: _Node, message: NodeActivity) -> None:
-        told = {*message.by_rank, *(line.rank for line in message.progress)}
+        told = {*message.by_rank, *message.stopped, *(line.rank for line in message.progress)}
         if not told <= node.ranks:
             raise ValueError(f"ranks {sorted(told - node.ranks)} are not on node {node.node_rank}")
         node.activity, node.activity_s = message.by_rank, time.monotonic()
@@ -256,6 +264,8 @@ class RemoteNodes:
             with self._answered:
                 node.answered, node.progress = message.answers, message.progress
                 self._answered.notify()
+        else:
+            node.stopped = message.stopped
 
     def _on_hello(self, event: Received, hello: NodeHello) -> None:
         node = self._nodes.get(hello.node_rank)

@@ -17,7 +17,8 @@ import msgspec
 
 from vcli.runtime.errors import FailureReport, RpcTimeoutError
 from vcli.runtime.executor.base import RpcCall
-from vcli.runtime.executor.rpc import PendingCall, RpcClient
+from vcli.runtime.executor.pending_call import PendingCall
+from vcli.runtime.executor.rpc import RpcClient
 from vcli.runtime.executor.waiting import idle_spin_us
 from vcli.runtime.ipc.broadcast import BroadcastReader, BroadcastWriter
 from vcli.runtime.ipc.codec import decode, encode

@@ -11,9 +11,7 @@ consequence of another process' end is held back a moment for the cause to show 
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from vcli.runtime.errors import (
@@ -23,9 +21,11 @@ from vcli.runtime.errors import (
     WorkerDiedError,
     WorkerError,
 )
-from vcli.runtime.executor.base import HEALTH_METHOD, Aggregate, RankReply
+from vcli.runtime.executor.base import HEALTH_METHOD, Aggregate
+from vcli.runtime.executor.pending_call import PendingCall
 from vcli.runtime.log import get_logger
 from vcli.runtime.process.failures import Weight, weigh
+from vcli.runtime.process.held import STOPPED_HINT
 from vcli.runtime.worker.call_messages import STEP_METHODS, RankActivity
 from vcli.topology.errors import VcliError
 
@@ -35,61 +35,11 @@ logger = get_logger(__name__)
 _CAUSE_WAIT_S = 0.3
 #: Longer than anybody waits, and short enough for the waits of the operating system.
 _LONGEST_S = 30 * 86400.0
-
-
-@dataclass(eq=False, slots=True, kw_only=True)
-class PendingCall:
-    """A call whose replies are not all there. `results` by rank."""
-
-    call_id: int
-    method: str
-    expected: frozenset[int]
-    reply_rank: int | None
-    timeout_s: float
-    deadline_s: float
-    aggregate: Aggregate | None = None
-    future: "Future[Any]" = field(default_factory=Future)
-    results: dict[int, Any] = field(default_factory=dict)
-    failures: dict[int, FailureReport] = field(default_factory=dict)
-    """Of ranks that handed something on, which is in `results`; for the aggregator."""
-    suspect: FailureReport | None = None
-    """A failure that is perhaps only a consequence; it counts from `suspect_until_s` on."""
-    suspect_until_s: float = 0.0
-    is_sent: bool = False
-    stalls_at_s: float = math.inf
-    """When a step that still runs is told to be stuck; once."""
-
-    @property
-    def missing(self) -> list[int]:
-        """Ranks whose result is not there."""
-        return sorted(self.expected - self.results.keys())
-
-    @property
-    def due_s(self) -> float:
-        """When the clerk must look at it; while it is sent, the ring keeps its deadline."""
-        if self.suspect is not None:
-            return self.suspect_until_s
-        return min(self.deadline_s, self.stalls_at_s) if self.is_sent else math.inf
-
-    def settle(self) -> None:
-        """Give the future its value, from complete results."""
-        if self.reply_rank is not None:
-            self.future.set_result(self.results[self.reply_rank])
-            return
-        ranks = sorted(self.results)
-        if self.aggregate is None:
-            self.future.set_result([self.results[rank] for rank in ranks])
-            return
-        replies = [
-            RankReply(rank=rank, value=self.results[rank], failure=self.failures.get(rank))
-            for rank in ranks
-        ]
-        try:
-            value = self.aggregate(replies)
-        except Exception as error:  # noqa: BLE001 - the caller's code: its error is the result
-            self.future.set_exception(error)
-        else:
-            self.future.set_result(value)
+#: Between two looks at the processes of ranks that owe an answer; two in a row count.
+_LOOK_EVERY_S = 1.0
+_WAITING_HINT = "a rank in a collective waits for another one: look at what all ranks do"
+#: A clerk that wakes so much too late was stopped itself, with its process or the whole host.
+_LATE_S = 3.0
 
 
 class RpcClient:
@@ -98,6 +48,8 @@ class RpcClient:
     `titles` are the processes by rank; `activity(rank)` says what a rank does now.
     `on_step_failure` gets the failure of a step before the step's future is settled. A step that
     takes longer than `stall_s` is told in the log, with what `diagnose` knows of its cause.
+    `stopped` gives the ranks whose process is stopped, each with a sentence: they are named while
+    a step waits for them, and are to blame if it waits in vain.
     """
 
     def __init__(
@@ -108,12 +60,16 @@ class RpcClient:
         on_step_failure: Callable[[FailureReport], None],
         stall_s: float = math.inf,
         diagnose: Callable[[], str] = lambda: "",
+        stopped: Callable[[], Mapping[int, str]] = lambda: {},
     ) -> None:
         self._titles = titles
         self._activity = activity
         self._on_step_failure = on_step_failure
         self._stall_s = stall_s
         self._diagnose = diagnose
+        self._find_stopped = stopped
+        self._seen_stopped: Mapping[int, str] = {}
+        self._told_stopped: set[int] = set()
         self._changed = threading.Condition()
         self._pending: dict[int, PendingCall] = {}
         self.cause_wait_s = _CAUSE_WAIT_S
@@ -160,7 +116,9 @@ class RpcClient:
         with self._changed:
             call.is_sent = True
             if call.method in STEP_METHODS:
-                call.stalls_at_s = time.monotonic() + self._stall_s
+                now_s = time.monotonic()
+                call.stalls_at_s = now_s + self._stall_s
+                call.looks_at_s = now_s + _LOOK_EVERY_S
             self._wake_clerk(call.due_s)
 
     def deliver(self, rank: int, call_id: int, result: Any) -> None:
@@ -282,24 +240,28 @@ class RpcClient:
     def _timeout_error(self, call: PendingCall) -> RpcTimeoutError:
         # First: it may bring news of what ranks do. A probe does not wait for that.
         cause = "" if call.method == HEALTH_METHOD else self._diagnose()
+        stopped = "; ".join(self._find_stopped().values())
         missing = self._describe(call.missing)
         others = {*range(len(self._titles))} - {*call.missing}
         busy = self._describe(rank for rank in sorted(others) if self._activity(rank))
         return RpcTimeoutError(
             f"{call.method}: no answer within {call.timeout_s:g} s from {missing}"
             + (f"; meanwhile {busy}" if busy else "")
-            + (f"; {cause}" if cause else ""),
-            hint="a rank in a collective waits for another one: look at what all ranks do",
+            + (f"; {cause}" if cause else "")
+            + (f"; {stopped}" if stopped else ""),
+            hint=STOPPED_HINT if stopped else _WAITING_HINT,
             ranks=call.missing,
         )
 
     def _stall_text(self, call: PendingCall) -> str:
-        cause = self._diagnose() or "no rank says what it waits for"
+        known = filter(None, [self._diagnose(), *self._find_stopped().values()])
+        cause = "; ".join(known) or "no rank says what it waits for"
         ranks = self._describe(range(len(self._titles)))
         return f"{call.method} runs for over {self._stall_s:g} s: {cause}; {ranks}"
 
     def _timeout_report(self, call: PendingCall, error: VcliError) -> FailureReport:
-        rank = min(call.missing or call.expected)
+        # Others only wait for one that is stopped.
+        rank = min(self._find_stopped() or call.missing or call.expected)
         return FailureReport(
             process=self._titles[rank],
             phase=call.method,
@@ -335,16 +297,44 @@ class RpcClient:
                     nearest_s = min((c.due_s for c in self._pending.values()), default=math.inf)
                     self._clerk_wakes_s = nearest_s
                     self._changed.wait(None if nearest_s == math.inf else nearest_s - now_s)
+                    self._put_off(time.monotonic() - nearest_s)
                     continue
             for call in due:
-                if call.future.done():
-                    continue
-                if call.suspect is not None:
-                    self._settle_failed(call, WorkerError(call.suspect))
-                elif call.deadline_s <= now_s:
-                    self._settle_failed(call, self._timeout_error(call))
-                elif self._stuck is not None and not self._stuck.future.done():
-                    call.stalls_at_s = now_s + self._stall_s  # behind it: the same stall
-                else:
-                    self._stuck, call.stalls_at_s = call, math.inf
-                    logger.error("%s", self._stall_text(call))
+                if not call.future.done():
+                    self._attend(call, now_s)
+
+    def _put_off(self, late_s: float) -> None:
+        """Nobody is to blame for what did not come while this process was stopped itself."""
+        if late_s <= _LATE_S:
+            return
+        logger.warning(
+            "this process did not run for %.0f s (it or its host was stopped): the deadlines of "
+            "%d calls are put off",
+            late_s,
+            len(self._pending),
+        )
+        for call in self._pending.values():
+            call.put_off(late_s)
+
+    def _attend(self, call: PendingCall, now_s: float) -> None:
+        """Do what is due for a call that has no result yet."""
+        if call.suspect is not None:
+            self._settle_failed(call, WorkerError(call.suspect))
+        elif call.deadline_s <= now_s:
+            self._settle_failed(call, self._timeout_error(call))
+        elif call.looks_at_s <= now_s:
+            call.looks_at_s = now_s + _LOOK_EVERY_S
+            self._look(call)
+        elif self._stuck is not None and not self._stuck.future.done():
+            call.stalls_at_s = now_s + self._stall_s  # behind it: the same stall
+        else:
+            self._stuck, call.stalls_at_s = call, math.inf
+            logger.error("%s", self._stall_text(call))
+
+    def _look(self, call: PendingCall) -> None:
+        """Name who is stopped; once, until it runs again. A debugger stops one for a moment."""
+        before, self._seen_stopped = self._seen_stopped, self._find_stopped()
+        self._told_stopped &= self._seen_stopped.keys()
+        for rank in self._seen_stopped.keys() & before.keys() - self._told_stopped:
+            self._told_stopped.add(rank)
+            logger.error("%s waits: %s", call.method, self._seen_stopped[rank])

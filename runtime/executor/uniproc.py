@@ -6,7 +6,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, ClassVar
 
 from vcli.runtime.config import EngineConfig
-from vcli.runtime.errors import FailureReport, StartupError, WorkerDiedError
+from vcli.runtime.errors import StartupError, WorkerDiedError
 from vcli.runtime.executor.base import Executor, RpcCall
 from vcli.runtime.executor.local_rank import LocalRank
 from vcli.runtime.executor.rpc import RpcClient
@@ -15,7 +15,6 @@ from vcli.runtime.messages import ChildMessage
 from vcli.runtime.process.failures import report_error
 from vcli.runtime.worker.call_messages import RankActivity
 from vcli.runtime.worker.dispatch import DEFAULT_WORKER_CLS, check_rpc_method
-from vcli.topology.errors import ExitStatus
 from vcli.topology.names import TITLE_PREFIX
 
 #: How long a worker that is busy may take to end; the process itself is about to.
@@ -58,11 +57,13 @@ class UniProcExecutor(Executor):
     def start(self) -> None:
         """Load the worker in this process."""
         self._rpc.start()
+        deadlines = self._config.deadlines
         try:
-            self._local.start().result(self._config.deadlines.start_s)
+            self._local.start().result(deadlines.start_left_s())
         except FutureTimeoutError as error:
+            report = self._local.late_report(deadlines.start_s)
             self.shutdown()
-            raise StartupError(self._late_report()) from error
+            raise StartupError(report) from error
         except Exception as error:
             report = report_error(
                 error,
@@ -102,14 +103,3 @@ class UniProcExecutor(Executor):
 
     def _activity(self, rank: int) -> RankActivity | None:
         return self._local.activity() if rank == self._rank else None
-
-    def _late_report(self) -> FailureReport:
-        return FailureReport(
-            process=self._local.title,
-            phase=self._local.state,
-            kind="StartTimeout",
-            message=f"not ready after {self._config.deadlines.start_s:g} s",
-            rank=self._rank,
-            hint="a slow disk or a large model needs a longer start deadline",
-            exit_status=int(ExitStatus.START_FAILED),
-        )

@@ -41,7 +41,7 @@ from vcli.runtime.launch.join_messages import (
 )
 from vcli.runtime.launch.joining import Joining
 from vcli.runtime.launch.node import NodeSettings, control_port
-from vcli.runtime.launch.serve import ServeView
+from vcli.runtime.launch.serve_view import ServeView
 from vcli.runtime.launch.stop_signals import StopSignals
 from vcli.runtime.log import configure_logging, get_logger
 from vcli.runtime.messages import ChildMessage
@@ -49,6 +49,7 @@ from vcli.runtime.process.environ import interface_environ
 from vcli.runtime.process.failures import report_error, with_status
 from vcli.runtime.process.first_cause import FirstCause
 from vcli.runtime.process.fork_owner import ForkServer
+from vcli.runtime.process.left_signals import LeftSignals
 from vcli.runtime.worker.dispatch import StoreAddress
 from vcli.topology.errors import ExitStatus, VcliError
 
@@ -126,7 +127,10 @@ class _Follower:
         self._was_core_stopped = False
 
     async def run(self) -> ExitStatus:
-        self._signals = StopSignals()
+        self._signals = StopSignals(
+            lambda reason: self._view.note(f"{reason}; asking node 0 to end the job")
+        )
+        self._left_signals = LeftSignals(self._signals.first.is_set)
         self._signals.install()
         self._inbox: Inbox[_News] = Inbox()
         self._cause = FirstCause(
@@ -236,9 +240,7 @@ class _Follower:
         return None
 
     def _patience(self, next_beat: float) -> float:
-        if self._end_at is not None:
-            return _POLL_SECOND_SIGNAL_S
-        return next_beat - time.monotonic()
+        return next_beat - time.monotonic() if self._end_at is None else _POLL_SECOND_SIGNAL_S
 
     def _end_alone(self) -> ExitStatus:
         """Node 0 says nothing any more: end by the user's signal, or else as a failure."""
@@ -254,7 +256,6 @@ class _Follower:
 
     def _leave(self) -> None:
         """The user stops this node: node 0 ends the job for all, in order."""
-        self._view.note(f"asking node 0 ({self._leader_host}) to end the job")
         self._leader.send(frames_of(Leaving(status=self._signals.exit_status)))
         self._end_at = time.monotonic() + self._config.deadlines.drain_s + _LEAVE_S
 
@@ -317,8 +318,9 @@ class _Follower:
             self._workers.answer(number)
 
     def _on_message(self, message: ChildMessage) -> None:
-        self._view.on_message(message)
-        self._say(NodeSaid(message=message))
+        if not self._left_signals.take(message):
+            self._view.on_message(message)
+            self._say(NodeSaid(message=message))
 
     def _tell_ready(self, methods: list[str]) -> None:
         assert self._workers is not None

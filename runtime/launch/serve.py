@@ -1,10 +1,10 @@
 """The `vcli serve` process: starts the engine core, serves HTTP, ends everything in order."""
 
 import asyncio
-import signal
 import socket
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import uvloop
@@ -15,13 +15,17 @@ from vcli.runtime.engine.stand_in_tokenizer import tokenizer_of
 from vcli.runtime.engine.tokenizer import Tokenizer
 from vcli.runtime.errors import EngineDeadError, FailureReport, ReportedError, StartupError
 from vcli.runtime.ipc.frames import frame_pair
-from vcli.runtime.launch.core_child import core_child
+from vcli.runtime.launch.core_child import CORE_PATIENCE_S, core_child
+from vcli.runtime.launch.serve_view import ServeView
+from vcli.runtime.launch.start_phase import StartPhase
 from vcli.runtime.launch.stop_signals import StopSignals
 from vcli.runtime.log import configure_logging
 from vcli.runtime.messages import ChildMessage, ChildState, GroupReport, MemoryReport
 from vcli.runtime.process.failures import with_status
 from vcli.runtime.process.fork_owner import ForkServer
 from vcli.runtime.process.group import ChildGroup
+from vcli.runtime.process.left_signals import LeftSignals
+from vcli.runtime.process.silence import SilenceWatch
 from vcli.runtime.server.api_server import ApiServer
 from vcli.runtime.server.app import build_app
 from vcli.runtime.server.listen import url_of
@@ -36,31 +40,6 @@ if TYPE_CHECKING:
 #: Open requests get their error and clients read it, before the server closes.
 _FAILURE_FLUSH_S = 1.0
 _CORE_STOP_S = 1.5
-
-
-class ServeView(Protocol):
-    """What the server tells while it starts and ends; called from any thread."""
-
-    def on_message(self, message: ChildMessage) -> None:
-        """A process reported a start-up state."""
-
-    def on_groups(self, reports: Sequence[GroupReport]) -> None:
-        """All ranks are ready; their groups were verified."""
-
-    def on_memory(self, reports: Sequence[MemoryReport]) -> None:
-        """All ranks are warm; where their memory went, beside what was planned."""
-
-    def on_serving(self, url: str, kv_tokens: int) -> None:
-        """The port is open."""
-
-    def on_first_token(self) -> None:
-        """The first request of all has its first token."""
-
-    def on_failure(self, report: FailureReport) -> None:
-        """Something failed; the report is the first cause."""
-
-    def note(self, text: str) -> None:
-        """Anything else."""
 
 
 def serve_until_stopped(
@@ -114,10 +93,12 @@ class _Server:
         self._fork_server = fork_server
         self._nodes = nodes
         self._config = config
+        self._deadlines = config.deadlines
         self._listener = listener
         self._view = view
         self._environ = environ
-        self._children = ChildGroup(on_message=view.on_message, on_failure=self._on_failure)
+        self._children = ChildGroup(on_message=self._on_message, on_failure=self._on_failure)
+        self._phase = StartPhase()
         self._failure: FailureReport | None = None
         self._is_ending = False
         self._has_failed = asyncio.Event()
@@ -125,7 +106,8 @@ class _Server:
 
     async def run(self) -> ExitStatus:
         self._loop = asyncio.get_running_loop()
-        self._signals = StopSignals()
+        self._signals = StopSignals(self._tell_stopping)
+        self._left_signals = LeftSignals(self._signals.first.is_set)
         self._signals.install()
         core_socket, core_end = frame_pair()
         try:
@@ -155,23 +137,26 @@ class _Server:
         if self._nodes is None:
             return True
         self._nodes.watch(on_failure=self._on_node_failure, on_leave=self._on_leave)
+        self._phase = StartPhase("waiting for the other nodes")
         return await self._nodes.join(self._signals)
 
     async def _start_core(self, core_end: socket.socket) -> bool:
         """Start the core; False when a signal came first.
 
-        In a thread: the fork server may still be importing.
+        In a thread: the fork server may still be importing. The start's deadline runs from here.
         """
+        self._deadlines = self._config.deadlines.begun()
         link = self._fork_server.new_link() if self._fork_server is not None else None
         spec = core_child(
-            self._config,
+            replace(self._config, deadlines=self._deadlines),
             core_end.fileno(),
             link_fd=None if link is None else link.fileno(),
             nodes=None if self._nodes is None else self._nodes.core_links,
         )
         starter = None if self._fork_server is None else self._fork_server.starter
+        left_s = self._deadlines.start_left_s()
         starting = asyncio.create_task(
-            asyncio.to_thread(self._children.start, [spec], starter=starter)
+            asyncio.to_thread(self._children.start, [spec], starter=starter, timeout_s=left_s)
         )
         try:
             await self._until_done_or_signal(starting)
@@ -208,13 +193,18 @@ class _Server:
             StartupError: the core, one of its workers, or another node failed.
         """
         waiting = asyncio.create_task(
-            asyncio.to_thread(self._children.wait_ready, self._config.deadlines.start_s)
+            asyncio.to_thread(
+                self._children.wait_ready,
+                self._deadlines.start_s,
+                left_s=self._deadlines.start_left_s(),
+                patience_s=CORE_PATIENCE_S,
+            )
         )
         await self._until_done_or_signal(waiting)
         if waiting.done() and self._failure is None:
             return dict(waiting.result()[0])
         self._stop_nodes()
-        await asyncio.to_thread(self._children.shutdown, 0.0)
+        await asyncio.to_thread(self._children.shutdown, _CORE_STOP_S, asked=False)
         await asyncio.gather(waiting, return_exceptions=True)
         if self._failure is not None:
             raise StartupError(self._failure)
@@ -243,6 +233,12 @@ class _Server:
             default_sampling=self._tokenizer.default_sampling,
             observer=metrics,
             on_own_failure=self._on_failure,
+            core_watch=SilenceWatch(
+                "EngineCore",
+                self._children.pids[0],
+                stall_s=self._config.deadlines.stall_s,
+                limit_s=self._config.deadlines.execute_model_s,
+            ),
         )
         self._engine = engine
         await engine.start()
@@ -285,11 +281,6 @@ class _Server:
         """Let open requests end (with their answer, or with the failure), within a deadline."""
         server.begin_drain()
         drain_s = self._config.deadlines.drain_s
-        if engine.num_open_requests and not self._has_failed.is_set():
-            self._view.note(
-                f"draining {engine.num_open_requests} requests for up to {drain_s:g} s; "
-                "a second ^C ends them at once"
-            )
         limit_s = _FAILURE_FLUSH_S if self._has_failed.is_set() else drain_s
         deadline = self._loop.time() + limit_s
         while engine.num_open_requests or server.num_open_responses:
@@ -300,6 +291,23 @@ class _Server:
             self._is_ending = True
             self._children.expect_end()
             engine.shut_down_core(drain=False)
+
+    def _tell_stopping(self, reason: str) -> None:
+        """One line for the first signal: what it interrupts, and what still happens."""
+        if self._engine is None:
+            reason += f" while {self._phase.doing}"
+        elif count := self._engine.num_open_requests:
+            reason += (
+                f"; draining {count} request{'s' * (count > 1)} for up to "
+                f"{self._config.deadlines.drain_s:g} s; a second ^C ends them at once"
+            )
+        self._view.note(reason)
+
+    def _on_message(self, message: ChildMessage) -> None:
+        """From the monitor's thread."""
+        if not self._left_signals.take(message):
+            self._phase.take(message)
+            self._view.on_message(message)
 
     def _on_failure(self, report: FailureReport) -> None:
         """From the monitor's thread: the first cause, once; an end that was asked for is none."""
@@ -323,9 +331,8 @@ class _Server:
 
     def _on_leave(self, member: "Member", status: ExitStatus) -> None:
         """From the thread of the nodes' hub: another node's user ends the job."""
-        self._view.note(f"{member} was stopped by its user: the job ends")
-        number = signal.SIGTERM if status is ExitStatus.TERMINATED else signal.SIGINT
-        self._loop.call_soon_threadsafe(self._signals.ask, number)
+        reason = f"stopping: {member} was stopped by its user"
+        self._loop.call_soon_threadsafe(self._signals.ask, status, reason)
 
     def _server_info(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         return {

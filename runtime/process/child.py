@@ -9,6 +9,7 @@ Both speak over the control socket:
 import contextlib
 import os
 import pickle
+import signal
 import socket
 import threading
 import time
@@ -20,7 +21,13 @@ import msgspec
 
 from vcli.runtime.errors import FailureReport
 from vcli.runtime.log import get_logger
-from vcli.runtime.messages import ChildFailure, ChildMessage, ChildReady, ChildState
+from vcli.runtime.messages import (
+    ChildFailure,
+    ChildMessage,
+    ChildReady,
+    ChildSignalled,
+    ChildState,
+)
 from vcli.runtime.process.control import send_frame
 from vcli.runtime.process.failures import report_error
 from vcli.runtime.process.lifeline import Lifeline
@@ -216,6 +223,14 @@ class ChildContext:
         # The send lock also orders the messages of several threads.
         with self._send_lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
             send_frame(self._control, payload)
+
+    def tell_signal(self, number: signal.Signals) -> None:
+        """Tell the parent of a signal to stop that this process leaves to it."""
+        self.forward(
+            ChildSignalled(
+                process=self.title, pid=os.getpid(), rank=self.rank, signal_name=number.name
+            )
+        )
 
     def on_parent_death(self, callback: Callable[[], bool]) -> None:
         """Run `callback` when the parent is gone; a hard exit follows within a second.

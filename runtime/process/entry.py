@@ -1,8 +1,8 @@
 """First code of every child: `python -m vcli.runtime.process.entry CONTROL_FD LIFELINE_FD`.
 
 The lifeline is armed before anything else is imported. Then the child learns from one frame what
-it shall be, sets its environment, threads, CPUs, signals, log and title, and only then imports
-its target, which may import torch. The parent's environment is never changed.
+it shall be, sets its environment, threads, CPUs, log and title, and only then imports its target,
+which may import torch. The parent's environment is never changed.
 
 A copy of the fork server comes in by `be_forked_child` and goes the same way; what it did not
 inherit from the process that wants it stands in the frame (`Surroundings`).
@@ -22,11 +22,9 @@ import importlib
 import logging
 import pickle
 import resource
-import signal
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn
 
 import msgspec
@@ -41,6 +39,7 @@ from vcli.runtime.process.environ import (
     bootstrap_environ,
     first_number,
     restore_environ,
+    variables_in,
     worker_environ,
 )
 from vcli.runtime.process.numa import bind_to_node
@@ -82,6 +81,12 @@ def _folder() -> Path:
         return Path("/")  # the working directory was deleted: nothing can be imported from it
 
 
+def unset_hint(error: BaseException) -> str:
+    """How to be rid of the variables of this process that `error` names; empty for none."""
+    names = variables_in(str(error), os.environ)
+    return f"unset {' '.join(names)}" if names else ""
+
+
 def set_up_fork_server() -> None:
     """Make the environment of this process one to import and fork in.
 
@@ -109,8 +114,6 @@ def be_forked_child(control_fd: int, lifeline_fd: int) -> NoReturn:
 
 def main(control_fd: int, lifeline: Lifeline) -> int:
     """Be the child that the first frame on `control_fd` describes; gives the exit code."""
-    # First: a ^C in the terminal is for the parent, which then tells its children what to do.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.set_inheritable(control_fd, False)
     control = socket.socket(fileno=control_fd)
     frame = receive_frame(control)
@@ -118,6 +121,7 @@ def main(control_fd: int, lifeline: Lifeline) -> int:
         return int(ExitStatus.BUG)
     start = msgspec.msgpack.decode(frame, type=StartFrame)
     context = ChildContext(start, control, lifeline)
+    lifeline.on_signal(context.tell_signal)
     try:
         _set_up(start)
         context.report_state("spawned")
@@ -148,7 +152,6 @@ def _set_up(start: StartFrame) -> None:
         if reconfigure is not None:
             reconfigure(line_buffering=True)
     faulthandler.enable()
-    signal.signal(signal.SIGTERM, _end_once)
     configure_logging(start.title, start.log_level)
     if start.cpu_affinity:
         os.sched_setaffinity(0, start.cpu_affinity)
@@ -183,12 +186,6 @@ def _limit_threads() -> None:
     num_threads = first_number(os.environ.get(OMP_NUM_THREADS, ""))
     if torch is not None and num_threads is not None:
         torch.set_num_threads(num_threads)
-
-
-def _end_once(signum: int, frame: FrameType | None) -> None:
-    # A second SIGTERM must not interrupt the clean-up that the first one began.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise SystemExit(128 + signum)
 
 
 def _load_target(target: str) -> Callable[..., None]:

@@ -4,6 +4,7 @@ Nothing here reads or writes the environment of a process: `entry` does, in the 
 """
 
 import os
+import re
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,8 @@ LOOPBACK = "lo"
 
 #: How Ray's library finds its cluster.
 RAY_ADDRESS = "RAY_ADDRESS"
+
+_VARIABLE = re.compile(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\b")
 
 
 def worker_environ(
@@ -99,3 +102,8 @@ def first_number(value: str) -> int | None:
     """The first of the numbers in a value like OMP_NUM_THREADS=4,2; None where there is none."""
     first = value.split(",", maxsplit=1)[0].strip()
     return int(first) if first.isdecimal() and int(first) > 0 else None
+
+
+def variables_in(text: str, environ: Mapping[str, str]) -> list[str]:
+    """Variables, set in `environ`, whose names stand in `text`; names without `_` are words."""
+    return sorted({*_VARIABLE.findall(text)} & environ.keys())

@@ -21,6 +21,9 @@ from vcli.topology.errors import ExitStatus, VcliError
 #: Exit code of a process that has ended, nobody knows how: no status of a process is that large.
 LOST_EXIT_CODE = 256
 
+#: Most of a message where it has to fit a line.
+_LINE_CHARS = 240
+
 #: Exception types that tell of another process' end (PyTorch's Dist... wrap NCCL and the store).
 _CONSEQUENCE_KINDS = frozenset(
     {
@@ -109,7 +112,7 @@ def report_error(
         process=process,
         phase=phase,
         kind=type(error).__name__,
-        message=str(error) or repr(error),
+        message=str(error).strip() or repr(error),
         rank=rank,
         pid=os.getpid(),
         host=socket.gethostname(),
@@ -117,6 +120,13 @@ def report_error(
         hint=hint,
         exit_status=int(exit_status),
     )
+
+
+def one_line(error: BaseException) -> str:
+    """Type and message of an error in one line, however many it has; the end is cut off."""
+    text = " ".join(str(error).split())
+    cut = text if len(text) <= _LINE_CHARS else f"{text[:_LINE_CHARS]} ..."
+    return f"{type(error).__name__}: {cut}" if cut else repr(error)
 
 
 def with_status(report: FailureReport, status: ExitStatus) -> FailureReport:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from vcli.runtime.errors import FailureReport, StartupError
 from vcli.runtime.exit_status import has_ended, kernel_exit_code
 from vcli.runtime.log import get_logger
 from vcli.runtime.process.child import ChildContext, ChildSpec
@@ -28,10 +29,12 @@ from vcli.runtime.process.fork_protocol import (
     StartRequest,
     ToClient,
     ToServer,
+    close_all,
     link_pair,
     receive_packet,
     send_packet,
 )
+from vcli.runtime.process.held import HELD_HINT, describe_hold
 from vcli.runtime.process.starter import (
     ChildEdge,
     SpawnStarter,
@@ -40,12 +43,15 @@ from vcli.runtime.process.starter import (
     no_process,
     open_edge,
 )
-from vcli.topology.errors import VcliError
+from vcli.topology.errors import ExitStatus, VcliError
 
 logger = get_logger(__name__)
 
-#: For an answer to a start: the server may still be importing from a slow disk.
+#: For an answer to a start, where the start has no deadline: the server may still be importing.
 _ANSWER_TIMEOUT_S = 300.0
+
+#: A server that has not answered for so long is looked at, as often.
+_LOOK_EVERY_S = 5.0
 
 #: Between the end of a child and the server's word of it: it only has to be scheduled.
 _STATUS_TIMEOUT_S = 1.0
@@ -60,10 +66,20 @@ class _NoForkError(Exception):
 
 
 class ForkServerClient:
-    """One link to the fork server. Safe from any thread. `on_lost` is called when it is gone."""
+    """One link to the fork server. Safe from any thread. `on_lost` is called when it is gone.
 
-    def __init__(self, link: socket.socket, *, on_lost: Callable[[], None] | None = None) -> None:
+    `server_pid` is known to who started it; others learn it from its first message.
+    """
+
+    def __init__(
+        self,
+        link: socket.socket,
+        *,
+        server_pid: int | None = None,
+        on_lost: Callable[[], None] | None = None,
+    ) -> None:
         self.preloaded: Preloaded | None = None
+        self._server_pid = server_pid
         self._link = link
         self._on_lost = on_lost
         self._news = threading.Condition()
@@ -71,7 +87,9 @@ class ForkServerClient:
         self._is_closed = False
         self._next_id = 0
         self._answers: dict[int, tuple[Started | Refused, int]] = {}
+        self._awaited: set[int] = set()
         self._exit_codes: dict[int, int] = {}
+        self._told_hold = ""
         self._thread = threading.Thread(target=self._read, name="fork-server-link", daemon=True)
         self._thread.start()
 
@@ -92,27 +110,37 @@ class ForkServerClient:
             self._send(LinkRequest(), [theirs.fileno()])
         return ours
 
-    def fork(self, targets: Sequence[int], descriptors: Sequence[int]) -> tuple[int, int]:
+    def fork(
+        self,
+        targets: Sequence[int],
+        descriptors: Sequence[int],
+        *,
+        title: str,
+        end_s: float | None = None,
+    ) -> tuple[int, int]:
         """Have a child forked that has `descriptors` under the numbers `targets`.
 
-        Gives its pid and a pidfd, which is the caller's. Waits while the server imports.
+        Gives its pid and a pidfd, which is the caller's. Waits while the server imports, until
+        `end_s` on the monotonic clock; `title` is the child's, for messages.
 
         Raises:
             _NoForkError: no child by this way; another one may work.
             OSError: the system gives no child.
             StartCancelledError: `close` was called.
+            StartupError: the server did not answer in time.
         """
         if len(descriptors) > MAX_DESCRIPTORS:
             raise _NoForkError(f"{len(descriptors)} descriptors don't fit one packet")
         with self._news:
             request_id = self._next_id = self._next_id + 1
+            self._awaited.add(request_id)
         try:
             self._send(StartRequest(request_id=request_id, targets=tuple(targets)), descriptors)
         except OSError as error:
             if self._is_closed:
                 raise StartCancelledError("the start was cancelled") from error
             raise _NoForkError("the fork server is gone") from error
-        answer, pidfd = self._wait_answer(request_id)
+        answer, pidfd = self._wait_answer(request_id, title, end_s)
         if isinstance(answer, Started):
             return answer.pid, pidfd
         if answer.is_limit:
@@ -152,8 +180,11 @@ class ForkServerClient:
     def _send(self, message: ToServer, descriptors: Sequence[int]) -> None:
         send_packet(self._link, message, descriptors)
 
-    def _wait_answer(self, request_id: int) -> tuple[Started | Refused, int]:
-        end_s = time.monotonic() + _ANSWER_TIMEOUT_S
+    def _wait_answer(
+        self, request_id: int, title: str, end_s: float | None
+    ) -> tuple[Started | Refused, int]:
+        begin_s = time.monotonic()
+        end_s = begin_s + _ANSWER_TIMEOUT_S if end_s is None else end_s
         with self._news:
             while request_id not in self._answers:
                 if self._is_closed:
@@ -162,9 +193,33 @@ class ForkServerClient:
                     raise _NoForkError("the fork server is gone")
                 left_s = end_s - time.monotonic()
                 if left_s <= 0:
-                    raise _NoForkError(f"no answer within {_ANSWER_TIMEOUT_S:g} s")
-                self._news.wait(left_s)
+                    self._awaited.discard(request_id)
+                    raise StartupError(self._late_report(title, time.monotonic() - begin_s))
+                if not self._news.wait(min(left_s, _LOOK_EVERY_S)):
+                    self._warn_of_hold(title)
+            self._awaited.discard(request_id)
             return self._answers.pop(request_id)
+
+    def _warn_of_hold(self, title: str) -> None:
+        """Say once that the server can't answer, long before the start's deadline."""
+        hold = "" if self._server_pid is None else describe_hold(self._server_pid)
+        if hold and hold != self._told_hold:
+            self._told_hold = hold
+            logger.warning("fork server (pid %s) starts no %s: %s", self._server_pid, title, hold)
+
+    def _late_report(self, title: str, waited_s: float) -> FailureReport:
+        hold = "" if self._server_pid is None else describe_hold(self._server_pid)
+        doing = "it is importing" if self.preloaded is None else "it has imported"
+        return FailureReport(
+            process="ForkServer",
+            phase=f"start of {title}",
+            kind="StartTimeout",
+            message=f"no answer within {waited_s:.1f} s, {hold or doing}",
+            pid=self._server_pid,
+            host=socket.gethostname(),
+            hint=HELD_HINT if hold else "--start-method spawn does without it",
+            exit_status=int(ExitStatus.START_FAILED),
+        )
 
     def _read(self) -> None:
         while True:
@@ -187,6 +242,8 @@ class ForkServerClient:
 
     def _take(self, message: ToClient, descriptors: Sequence[int]) -> None:
         match message:
+            case Started() if message.request_id not in self._awaited:
+                close_all(descriptors)  # it came too late: the child's edge was let go of
             case Started() if descriptors:
                 # The number is new: what was said of an earlier process that had it is over.
                 self._exit_codes.pop(message.pid, None)
@@ -202,6 +259,7 @@ class ForkServerClient:
                 self._exit_codes[message.pid] = message.exit_code
             case Preloaded():
                 self.preloaded = message
+                self._server_pid = message.pid
 
 
 class ForkServerStarter:
@@ -212,17 +270,18 @@ class ForkServerStarter:
         self._spawn = SpawnStarter()
         self._told: set[str] = set()
 
-    def start(self, spec: ChildSpec) -> StartedChild:
+    def start(self, spec: ChildSpec, *, end_s: float | None = None) -> StartedChild:
         """Have a child forked and send it its spec; waits while the server imports.
 
         Raises:
             UnfitError: the system gives no process.
             StartCancelledError: the link was closed.
+            StartupError: the server did not answer until `end_s`.
         """
         frame = spec.encode(surroundings())
         edge = open_edge(spec)
         try:
-            pid, pidfd = self._fork(spec, edge)
+            pid, pidfd = self._fork(spec, edge, end_s)
         except BaseException as error:
             edge.close_own_ends()
             if isinstance(error, _NoForkError):
@@ -242,9 +301,9 @@ class ForkServerStarter:
         edge.send_spec(frame)
         return child
 
-    def _fork(self, spec: ChildSpec, edge: ChildEdge) -> tuple[int, int]:
+    def _fork(self, spec: ChildSpec, edge: ChildEdge, end_s: float | None) -> tuple[int, int]:
         numbers = tuple(dict.fromkeys((*edge.child_fds, *spec.pass_fds)))
-        return self._client.fork(numbers, numbers)
+        return self._client.fork(numbers, numbers, title=spec.title, end_s=end_s)
 
     def _tell(self, spec: ChildSpec, reason: str) -> None:
         if reason not in self._told:

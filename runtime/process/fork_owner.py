@@ -18,6 +18,7 @@ from vcli.runtime.process.fork_client import ForkServerClient, ForkServerStarter
 from vcli.runtime.process.fork_protocol import Preloaded, link_pair
 from vcli.runtime.process.fork_safety import fork_problem, release_libgomp
 from vcli.runtime.process.fork_server import be_fork_server, server_command
+from vcli.runtime.process.lifeline import stop_signals_held
 from vcli.topology.errors import ExitStatus, UnfitError
 
 logger = get_logger(__name__)
@@ -74,7 +75,7 @@ class ForkServer:
         self._process = process
         self._pidfd = os.pidfd_open(process.pid)
         self._lifeline_fd = lifeline_fd
-        self._client = ForkServerClient(link, on_lost=self._on_lost)
+        self._client = ForkServerClient(link, server_pid=process.pid, on_lost=self._on_lost)
         self.starter = ForkServerStarter(self._client)
 
     @classmethod
@@ -97,7 +98,8 @@ class ForkServer:
         lifeline_read, lifeline_write = os.pipe()
         try:
             bring_up = _fork if method == "fork" else _execute
-            process = bring_up(server_link.fileno(), lifeline_read, log_level, tuple(preload))
+            with stop_signals_held():  # until it ignores them
+                process = bring_up(server_link.fileno(), lifeline_read, log_level, tuple(preload))
         except BaseException as error:
             link.close()
             os.close(lifeline_write)

@@ -52,10 +52,14 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
 
 
 class Preloaded(msgspec.Struct, frozen=True, kw_only=True, tag="preloaded"):
-    """The imports are done, `seconds` after the server's start; `problem`: why no fork is safe."""
+    """The imports are done, `seconds` after the server's start; `problem`: why no fork is safe.
+
+    The first message to a client: `pid` is the server's.
+    """
 
     seconds: float
     problem: str
+    pid: int
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):

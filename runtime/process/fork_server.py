@@ -8,9 +8,9 @@ and resolves. It has one thread, no OpenMP pool and no device, so a copy of it i
 
 It is the parent of its children and reaps them; their lives are their clients' business: each
 child has its control socket and its lifeline from the client that asked for it. The server leaves
-when its last client is gone, and the kernel ends it when its owner is (`lifeline.arm_kernel`).
-SIGTERM to everybody, as an init system sends it, does not reach it: its clients still want to know
-how their children ended.
+when its last client is gone, and the kernel ends it when its owner is (`lifeline.end_with`).
+Signals to everybody, as an init system sends them, do not reach it: its clients still want to know
+how their children ended. A child ignores them too, until its own lifeline is armed.
 """
 
 import gc
@@ -33,6 +33,7 @@ from setproctitle import setproctitle
 from vcli.runtime.log import configure_logging, get_logger
 from vcli.runtime.process import entry
 from vcli.runtime.process.descriptors import close_all_but, place_descriptors
+from vcli.runtime.process.failures import one_line
 from vcli.runtime.process.fork_protocol import (
     DescriptorsLostError,
     Ended,
@@ -48,7 +49,7 @@ from vcli.runtime.process.fork_protocol import (
     send_packet,
 )
 from vcli.runtime.process.fork_safety import fork_problem
-from vcli.runtime.process.lifeline import arm_kernel
+from vcli.runtime.process.lifeline import STOP_SIGNALS, end_with
 from vcli.topology.errors import ExitStatus
 from vcli.topology.names import titled
 
@@ -56,9 +57,6 @@ MODULE = "vcli.runtime.process.fork_server"
 TITLE = titled("ForkServer")
 
 logger = get_logger(MODULE)
-
-#: Must not come between a fork and the child's own handlers.
-_DEFERRED_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
 
 
 def server_command(
@@ -74,9 +72,10 @@ def be_fork_server(
 ) -> NoReturn:
     """Be the fork server until the last client is gone; does not return."""
     begin_s = time.monotonic()
-    arm_kernel(lifeline_fd)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    end_with(lifeline_fd)
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # its owner held them
     setproctitle(TITLE)
     configure_logging("ForkServer", log_level)
     # Before files are closed: garbage may own one, and would close its number's next owner.
@@ -90,8 +89,8 @@ def be_fork_server(
     # What is there now is never looked at by the collector again, so its pages stay shared.
     gc.collect()
     gc.freeze()
-    server = ForkServerLoop(socket.socket(fileno=link_fd), problem)
-    server.run(Preloaded(seconds=time.monotonic() - begin_s, problem=problem))
+    greeting = Preloaded(seconds=time.monotonic() - begin_s, problem=problem, pid=os.getpid())
+    ForkServerLoop(socket.socket(fileno=link_fd), greeting).run()
     os._exit(int(ExitStatus.OK))
 
 
@@ -108,7 +107,8 @@ def _preload(modules: Sequence[str]) -> str:
             importlib.import_module(name)
         except Exception as error:  # noqa: BLE001 - border: foreign code runs at import
             # Half an import may be left, so no copy of this process is as good as new.
-            return f"{name} can't be imported: {type(error).__name__}: {error}"
+            hint = entry.unset_hint(error)
+            return f"{name} can't be imported: {one_line(error)}" + (f" ({hint})" if hint else "")
     return ""
 
 
@@ -122,17 +122,15 @@ class _Client:
 class ForkServerLoop:
     """Serves clients from one thread: every wait is the one `poll` in `run`."""
 
-    def __init__(self, first: socket.socket, problem: str) -> None:
-        self._problem = problem
+    def __init__(self, first: socket.socket, greeting: Preloaded) -> None:
+        self._greeting = greeting
         self._poller = select.poll()
         self._clients: dict[int, _Client] = {}
         self._children: dict[int, int] = {}  # pidfd -> pid
         self._add_client(first)
 
-    def run(self, greeting: Preloaded) -> None:
+    def run(self) -> None:
         """Serve until no client is left."""
-        for client in list(self._clients.values()):
-            self._send(client, greeting)
         while self._clients:
             for descriptor, events in self._poller.poll():
                 self._handle(descriptor, events)
@@ -151,8 +149,9 @@ class ForkServerLoop:
 
     def _add_client(self, link: socket.socket) -> None:
         link.setblocking(False)
-        self._clients[link.fileno()] = _Client(link)
+        client = self._clients[link.fileno()] = _Client(link)
         self._poller.register(link, select.POLLIN)
+        self._send(client, self._greeting)
 
     def _drop_client(self, client: _Client) -> None:
         if self._clients.pop(client.link.fileno(), None) is not None:
@@ -201,7 +200,7 @@ class ForkServerLoop:
     # ---- children ---------------------------------------------------------------------------
 
     def _start(self, client: _Client, request: StartRequest, descriptors: list[int]) -> None:
-        problem = self._problem or fork_problem()
+        problem = self._greeting.problem or fork_problem()
         if problem:
             close_all(descriptors)
             self._refuse(client, request, problem, is_limit=False)
@@ -218,15 +217,10 @@ class ForkServerLoop:
         self._send(client, Started(request_id=request.request_id, pid=pid), pidfd)
 
     def _fork(self, request: StartRequest, descriptors: list[int]) -> tuple[int, int]:
-        # A signal for the child that comes early waits until the child can take it.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _DEFERRED_SIGNALS)
         sys.stdout.flush()
-        try:
-            pid = os.fork()
-            if pid == 0:
-                self._be_child(request, descriptors)
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _DEFERRED_SIGNALS)
+        pid = os.fork()
+        if pid == 0:
+            self._be_child(request, descriptors)
         try:
             return pid, os.pidfd_open(pid)
         except OSError:
@@ -242,8 +236,6 @@ class ForkServerLoop:
                 client.link.detach()  # or its destructor would close somebody else's number
             place_descriptors(descriptors, request.targets)
             close_all_but({0, 1, 2, *request.targets})
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _DEFERRED_SIGNALS)
             control_fd, lifeline_fd = request.targets[:2]
             entry.be_forked_child(control_fd, lifeline_fd)
         except BaseException:  # noqa: BLE001 - border: a child must never return into the server

@@ -4,9 +4,10 @@ The monitor watches in a thread of its own; everybody else waits on its conditio
 
     start --> monitor: states, ready, failures --> wait_ready gives payloads or StartupError
                                                --> then on_failure, once, with the first cause
-    shutdown: asked > lifelines closed > SIGTERM > SIGKILL, until all are reaped
+    shutdown: asked > lifelines closed > SIGKILL, until all are reaped
 """
 
+import logging
 import signal
 import threading
 import time
@@ -19,16 +20,15 @@ from vcli.runtime.errors import FailureReport, StartupError
 from vcli.runtime.log import get_logger
 from vcli.runtime.messages import ChildMessage
 from vcli.runtime.process.child import ChildSpec
+from vcli.runtime.process.held import HELD_HINT, SLOW_HINT
 from vcli.runtime.process.monitor import CAUSE_WINDOW_S, ChildMonitor
 from vcli.runtime.process.starter import SpawnStarter, Starter
 from vcli.runtime.process.watched import WatchedChild
 
 logger = get_logger(__name__)
 
-#: Parts of the shutdown's time that are over when a step ends: asked, lifeline, SIGTERM.
+#: Part of the shutdown's time in which children that were asked may end by themselves.
 _ASKED_UNTIL = 0.4
-_LIFELINE_UNTIL = 0.8
-_SIGTERM_UNTIL = 0.9
 
 #: A killed process leaves at once, unless the kernel holds it (a device that doesn't answer).
 _KILL_WAIT_S = 2.0
@@ -69,34 +69,49 @@ class ChildGroup:
         """The cause of the group's failure, once it is known."""
         return self._monitor.cause if self._monitor is not None else None
 
-    def start(self, specs: Sequence[ChildSpec], *, starter: Starter | None = None) -> None:
+    def start(
+        self,
+        specs: Sequence[ChildSpec],
+        *,
+        starter: Starter | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
         """Start all children, by `starter` or else by spawn, wait for none; may be called once.
+
+        A starter that has to be waited for gets `timeout_s` for all of them.
 
         Raises:
             UnfitError: the system gives no more processes; those that were started are ended.
+            StartupError: the starter did not answer in time; likewise.
         """
         if self._monitor is not None:
             raise RuntimeError("a ChildGroup is started once")
         starter = starter or SpawnStarter()
+        end_s = None if timeout_s is None else time.monotonic() + timeout_s
         self._monitor = ChildMonitor(self._children, self._on_message, self._on_failure)
         try:
             for spec in specs:
-                self._children.append(WatchedChild(starter.start(spec)))
+                self._children.append(WatchedChild(starter.start(spec, end_s=end_s)))
         except BaseException:
             self._monitor.start()
             self.shutdown(1.0, asked=False)
             raise
         self._monitor.start()
 
-    def wait_ready(self, deadline_s: float) -> list[Any]:
+    def wait_ready(
+        self, deadline_s: float, *, left_s: float | None = None, patience_s: float = 0.0
+    ) -> list[Any]:
         """Wait until every child is ready; gives their payloads in the order of the specs.
 
+        `left_s` is what is left of `deadline_s`. Children that wait for others with the same
+        deadline get `patience_s` more, to tell who is missing there, unless they can't run.
+
         Raises:
-            StartupError: the first cause of a failure; or after `deadline_s` seconds, naming who
-                is missing in which state.
+            StartupError: the first cause of a failure; or after the deadline, naming who is
+                missing, in which state, and what keeps it from running.
         """
         monitor = self._started_monitor()
-        end_s = time.monotonic() + deadline_s
+        end_s = time.monotonic() + (deadline_s if left_s is None else left_s)
         with monitor.changed:
             while monitor.cause is None:
                 missing = [watched for watched in self._children if not watched.is_ready]
@@ -107,7 +122,9 @@ class ChildGroup:
                     raise StartupError(self._ended_report())
                 left_s = end_s - time.monotonic()
                 if left_s <= 0 and not monitor.observed:
-                    raise StartupError(self._missing_report(missing, deadline_s))
+                    held = [watched for watched in missing if watched.describe_hold()]
+                    if held or left_s <= -patience_s:
+                        raise StartupError(self._missing_report(missing, held, deadline_s))
                 monitor.changed.wait(max(left_s, CAUSE_WINDOW_S))
             raise StartupError(monitor.cause)
 
@@ -142,35 +159,40 @@ class ChildGroup:
                 watched.child.close()
 
     def _end_children(self, monitor: ChildMonitor, grace_s: float, *, asked: bool) -> None:
-        """Go down the ladder until all have ended."""
+        """Go down the ladder until all have ended.
+
+        SIGTERM is no step of it: a child leaves that to its parent, which is this process.
+        """
         begin_s = time.monotonic()
         if asked and _wait_ended(monitor, begin_s + grace_s * _ASKED_UNTIL, "being asked"):
             return
         for watched in self._children:
             watched.child.close_lifeline()
-        if _wait_ended(monitor, begin_s + grace_s * _LIFELINE_UNTIL, "their lifeline closed"):
+        if _wait_ended(monitor, begin_s + grace_s, "their lifeline closed"):
             return
-        _signal_running(monitor, signal.SIGTERM)
-        if _wait_ended(monitor, begin_s + grace_s * _SIGTERM_UNTIL, "SIGTERM"):
-            return
-        _signal_running(monitor, signal.SIGKILL)
-        _wait_ended(monitor, time.monotonic() + _KILL_WAIT_S, "SIGKILL")
+        _kill_running(monitor, logging.WARNING if grace_s > 0 else logging.INFO)
+        if not _wait_ended(monitor, time.monotonic() + _KILL_WAIT_S, "SIGKILL"):
+            names = ", ".join(watched.name for watched in monitor.running())
+            logger.warning("SIGKILL did not end, the kernel holds them: %s", names)
 
     def _started_monitor(self) -> ChildMonitor:
         if self._monitor is None:
             raise RuntimeError("the ChildGroup was not started")
         return self._monitor
 
-    def _missing_report(self, missing: list[WatchedChild], deadline_s: float) -> FailureReport:
+    def _missing_report(
+        self, missing: list[WatchedChild], held: list[WatchedChild], deadline_s: float
+    ) -> FailureReport:
         states = "; ".join(watched.describe_state() for watched in missing)
+        # Who can't run keeps the others waiting, in a collective or for its answer.
         return msgspec.structs.replace(
-            missing[0].failed_with(
+            (held or missing)[0].failed_with(
                 "StartTimeout",
                 f"{len(missing)} of {len(self._children)} processes not ready after "
                 f"{deadline_s:g} s: {states}",
                 is_serving=False,
             ),
-            hint="a slow disk or a large model needs a longer start deadline",
+            hint=HELD_HINT if held else SLOW_HINT,
         )
 
     def _ended_report(self) -> FailureReport:
@@ -179,11 +201,11 @@ class ChildGroup:
         )
 
 
-def _signal_running(monitor: ChildMonitor, signum: signal.Signals) -> None:
+def _kill_running(monitor: ChildMonitor, level: int) -> None:
     with monitor.changed:
         for watched in monitor.running():
-            logger.warning("%s sent to %s", signum.name, watched.name)
-            watched.child.send_signal(signum)
+            logger.log(level, "SIGKILL sent to %s", watched.name)
+            watched.child.send_signal(signal.SIGKILL)
 
 
 def _wait_ended(monitor: ChildMonitor, end_s: float, step: str) -> bool:
@@ -192,7 +214,7 @@ def _wait_ended(monitor: ChildMonitor, end_s: float, step: str) -> bool:
             left_s = end_s - time.monotonic()
             if left_s <= 0:
                 names = ", ".join(watched.name for watched in running)
-                logger.warning("still running after %s: %s", step, names)
+                logger.info("still running after %s: %s", step, names)
                 return False
             monitor.changed.wait(left_s)
         return True

@@ -17,6 +17,7 @@ from vcli.runtime.process.child import ChildSpec
 from vcli.runtime.process.control import send_frame
 from vcli.runtime.process.entry import start_command, start_environ
 from vcli.runtime.process.facts import ray_environ
+from vcli.runtime.process.lifeline import stop_signals_held
 from vcli.topology.errors import UnfitError
 
 #: A child reads its spec as soon as it runs; the frame fits the socket's buffer unless it is huge.
@@ -105,11 +106,14 @@ class ChildEdge:
 class Starter(Protocol):
     """A way of starting a child."""
 
-    def start(self, spec: ChildSpec) -> StartedChild:
+    def start(self, spec: ChildSpec, *, end_s: float | None = None) -> StartedChild:
         """Start the child that `spec` describes; does not wait for it.
+
+        A way that has to wait for somebody else does so until `end_s` on the monotonic clock.
 
         Raises:
             UnfitError: the system gives no process.
+            StartupError: who was waited for did not answer.
         """
 
 
@@ -120,20 +124,21 @@ class SpawnStarter:
     owner is killed.
     """
 
-    def start(self, spec: ChildSpec) -> StartedChild:
-        """Start a fresh interpreter and send it its spec."""
+    def start(self, spec: ChildSpec, *, end_s: float | None = None) -> StartedChild:
+        """Start a fresh interpreter and send it its spec; nobody has to be waited for."""
         frame = spec.encode()
         edge = open_edge(spec)
         try:
-            process = subprocess.Popen(
-                start_command(*edge.child_fds),
-                stdin=subprocess.DEVNULL,
-                env={**ray_environ(), **start_environ()},
-                close_fds=True,
-                pass_fds=(*spec.pass_fds, *edge.child_fds),
-                # Its own group: ^C in the terminal reaches only the process that the user started.
-                process_group=0,
-            )
+            with stop_signals_held():
+                process = subprocess.Popen(
+                    start_command(*edge.child_fds),
+                    stdin=subprocess.DEVNULL,
+                    env={**ray_environ(), **start_environ()},
+                    close_fds=True,
+                    pass_fds=(*spec.pass_fds, *edge.child_fds),
+                    # Its own group: ^C in the terminal is for the process that the user started.
+                    process_group=0,
+                )
         except OSError as error:
             edge.close_own_ends()
             raise no_process(spec, str(error)) from error

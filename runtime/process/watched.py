@@ -11,6 +11,7 @@ from vcli.runtime.messages import ChildFailure, ChildMessage, ChildReady, ChildS
 from vcli.runtime.process.child import SERVING
 from vcli.runtime.process.control import ControlReader
 from vcli.runtime.process.failures import describe_exit, exit_hint
+from vcli.runtime.process.held import describe_hold
 from vcli.runtime.process.starter import StartedChild
 from vcli.topology.errors import ExitStatus
 
@@ -43,10 +44,17 @@ class WatchedChild:
         return SERVING if self.is_ready else self._state
 
     def describe_state(self) -> str:
-        """Who it is, in which state, and for how long."""
+        """Who it is, in which state, for how long, and what keeps it from running, if anything."""
         progress = "" if self._fraction is None else f" {self._fraction:.0%}"
         seconds = time.monotonic() - self._state_since_s
-        return f"{self.name} in state {self.phase}{progress} for {seconds:.1f} s"
+        hold = self.describe_hold()
+        return f"{self.name} in state {self.phase}{progress} for {seconds:.1f} s" + (
+            f", {hold}" if hold else ""
+        )
+
+    def describe_hold(self) -> str:
+        """What keeps it from running; empty where nothing does."""
+        return describe_hold(self.child.pid)
 
     def take(self, message: ChildMessage) -> FailureReport | None:
         """Note what the child said of itself; gives its failure when that is what it said.

@@ -13,6 +13,8 @@ import msgspec
 
 from vcli.runtime.config import EngineConfig
 from vcli.runtime.messages import SchedulerOutput
+from vcli.runtime.process.entry import unset_hint
+from vcli.runtime.process.failures import one_line
 from vcli.runtime.worker.progress import ProgressLine
 from vcli.topology.errors import ConfigError, ExitStatus, VcliError
 
@@ -87,14 +89,20 @@ def make_worker(
         ConfigError: there is no such class.
         WorkerLoadError: there is, but a library that it needs is missing or can't be loaded.
     """
-    factory = _load_class(worker_cls)
+    factory = load_class(worker_cls)
     rendezvous = None
     if getattr(factory, "joins_world", True):
         rendezvous = _rendezvous(config, rendezvous_path, store)
     return cast(RankWorker, factory(config, rank, rendezvous=rendezvous, report=report))
 
 
-def _load_class(worker_cls: str) -> Callable[..., Any]:
+def load_class(worker_cls: str) -> type[Any]:
+    """The class `module:Class`.
+
+    Raises:
+        ConfigError: there is no such class.
+        WorkerLoadError: there is, but a library that it needs is missing or can't be loaded.
+    """
     module_name, _, class_name = worker_cls.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -107,8 +115,10 @@ def _load_class(worker_cls: str) -> Callable[..., Any]:
         # its message says it all, a second traceback nothing more.
         hint = "give it memory: `ulimit -v unlimited`; if that is not it, reinstall torch"
         raise _load_error(worker_cls, error, hint=hint) from None
+    except Exception as error:  # border: torch fails in many ways at its import
+        raise _load_error(worker_cls, error, hint="python -c 'import torch' shows where") from error
     try:
-        return cast("Callable[..., Any]", vars(module)[class_name])
+        return cast("type[Any]", vars(module)[class_name])
     except KeyError:
         raise ConfigError(
             f"there is no worker class {worker_cls!r}: {module_name} has no {class_name!r}"
@@ -116,8 +126,10 @@ def _load_class(worker_cls: str) -> Callable[..., Any]:
 
 
 def _load_error(worker_cls: str, error: Exception, *, hint: str) -> WorkerLoadError:
-    what = f"{type(error).__name__}: {error}"
-    return WorkerLoadError(f"worker class {worker_cls!r} can't be loaded: {what}", hint=hint)
+    return WorkerLoadError(
+        f"worker class {worker_cls!r} can't be loaded: {one_line(error)}",
+        hint=unset_hint(error) or hint,
+    )
 
 
 def _rendezvous(

@@ -49,7 +49,7 @@ def allocate_kv_caches(
     except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
         size = kv_bytes_per_block(layers, block_size, dtype) * (num_blocks + 1)
         raise UnfitError(
-            f"{device} has no {size} bytes for {num_blocks} KV blocks: {error}",
+            f"{device} has no {size / 2**30:.1f} GiB for {num_blocks} KV blocks: {error}",
             hint="lower --kv-cache-memory"
             + (" or --gpu-memory-utilization" if device.type == "cuda" else ""),
         ) from error

@@ -55,6 +55,8 @@ class FakeCore:
         self.replies: dict[str, Any] = {"check_health": HEALTHY}
         self.num_generated = 0
         self.refusal = ""
+        #: what stands behind the sampled token among the most likely ones
+        self.likely: Sequence[int] = (0, 1)
 
     def __enter__(self) -> "FakeCore":
         self._thread.start()
@@ -140,9 +142,8 @@ class FakeCore:
             self.num_generated += 1
             is_stop = place == len(tokens) - 1 or token in request.sampling.stop_token_ids
             finish = "stop" if is_stop else "length" if place + 1 == limit else None
-            self._send(
-                EngineOutputs(outputs=[_output(request, token, finish, place)], stats=self._stats())
-            )
+            output = _output(request, token, finish, place, self.likely)
+            self._send(EngineOutputs(outputs=[output], stats=self._stats()))
             if finish:
                 return
 
@@ -158,11 +159,15 @@ class FakeCore:
         self._frames.send(msgspec.msgpack.encode(message), 5)
 
 
-def _output(request: EngineRequest, token: int, finish: str | None, place: int) -> EngineOutput:
+def _output(
+    request: EngineRequest, token: int, finish: str | None, place: int, likely: Sequence[int]
+) -> EngineOutput:
     logprobs = None
     if request.sampling.logprobs is not None:
-        top = [token, 0][: request.sampling.logprobs]
-        logprobs = [TokenLogprobs(token, -0.5, top, [-0.5, float("-inf")][: len(top)])]
+        others = [number for number in likely if number != token]
+        top = [token, *others][: request.sampling.logprobs]
+        values = [-0.5, *([float("-inf")] * len(others))]
+        logprobs = [TokenLogprobs(token, -0.5, top, values[: len(top)])]
     return EngineOutput(
         request_id=request.request_id,
         new_token_ids=[token],

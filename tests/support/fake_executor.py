@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from tests.support.fake_model import VOCAB_SIZE, FakeModelWorker
-from tests.support.fake_worker import fake_memory_report
+from tests.support.fake_worker import fake_memory_report, sleep_in_c_with_the_lock
 from vcli.runtime.config import (
     CacheConfig,
     DeadlineConfig,
@@ -40,7 +40,9 @@ FAULT_HANG = 992
 """The step never ends, and nobody says why."""
 FAULT_BUG = 993
 """The step gives a result that does not belong to it."""
-FAULTS = (FAULT_RAISE, FAULT_DIE, FAULT_HANG, FAULT_BUG)
+FAULT_LOCK = 994
+"""The step never ends and never gives the interpreter back, so that nothing runs in the process."""
+FAULTS = (FAULT_RAISE, FAULT_DIE, FAULT_HANG, FAULT_BUG, FAULT_LOCK)
 
 HANGING_START = "hanging-start"
 """Name of a served model that never gets loaded."""
@@ -204,6 +206,8 @@ class FakeExecutor(Executor):
         fault = next((data.token_ids[0] for data in out.new if data.token_ids[0] in FAULTS), None)
         if fault == FAULT_HANG:
             return _NEVER
+        if fault == FAULT_LOCK:
+            sleep_in_c_with_the_lock(60)
         if fault == FAULT_DIE:
             threading.Thread(target=self.kill_rank, args=(1,), daemon=True).start()
             return _NEVER
@@ -247,7 +251,6 @@ def _group_report(world_size: int) -> GroupReport:
 def fake_core_main(context: ChildContext, config: EngineConfig, client_fd: int) -> None:
     """The engine core of a child process, with fake ranks; the rest is the real one."""
     core = EngineCoreProc(context, config, socket.socket(fileno=client_fd), FakeExecutor)
-    core.handle_sigterm()
     status = core.run()
     if status != 0:
         raise SystemExit(int(status))

@@ -212,9 +212,6 @@ class FakeWorker:
             sleep_in_c(seconds)
         return self.rank
 
-    def ignore_sigterm(self) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
     def remember(self, payload: "Payload") -> None:
         self._remembered = weakref.ref(payload)
 

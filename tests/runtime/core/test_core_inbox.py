@@ -11,7 +11,7 @@ import pytest
 from tests.support.fake_executor import FakeExecutor, fake_engine_config
 from tests.support.ipc_queues import in_thread, sleeping
 from vcli.runtime.core.client_channel import ClientChannel
-from vcli.runtime.core.core_events import ClientGone, SignalCame, StepDone
+from vcli.runtime.core.core_events import ClientGone, StepDone
 from vcli.runtime.core.core_inbox import CoreInbox
 from vcli.runtime.ipc.frames import FrameSocket, frame_pair
 from vcli.runtime.messages import (
@@ -59,8 +59,8 @@ def ends() -> Iterator[Ends]:
 def test_event_of_another_thread_wakes_the_sleeping_loop(ends: Ends) -> None:
     join = in_thread(ends.get)
     sleeping(join.thread)
-    ends.inbox.put(SignalCame())
-    assert join() == SignalCame()
+    ends.inbox.put(StepDone())
+    assert join() == StepDone()
 
 
 def test_frame_wakes_the_sleeping_loop(ends: Ends) -> None:

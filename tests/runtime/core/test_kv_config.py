@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcli.runtime.core.kv_config import plan_kv_cache
+from vcli.runtime.core.kv_config import plan_kv_cache, size_argument
 from vcli.topology.errors import ConfigError, UnfitError, VcliError
 
 
@@ -46,6 +46,14 @@ def test_size_given_by_the_user_that_is_too_small_is_the_users_error() -> None:
 
     assert "--kv-cache-memory 700" in caught.value.hint
     assert "--max-model-len 96" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "argument"),
+    [(1, "1"), (10239, "10239"), (10241, "11K"), (45 * 2**20, "45M"), (13 * 2**30 + 1, "14G")],
+)
+def test_a_size_is_told_as_it_is_typed_and_never_too_small(num_bytes: int, argument: str) -> None:
+    assert size_argument(num_bytes) == argument
 
 
 def test_no_room_for_any_block_hints_at_no_shorter_context() -> None:

@@ -16,10 +16,12 @@ import pytest
 
 from tests.runtime.executor.test_multinode import TOKEN, Pair
 from tests.support.fake_worker import FakeWorker, fake_config, fake_step
+from tests.support.processes import wait_until
 from vcli.runtime.config import DeadlineConfig
 from vcli.runtime.errors import WorkerDiedError
 from vcli.runtime.executor.node_messages import NodeActivity
 from vcli.runtime.messages import ModelRunnerOutput, SchedulerOutput
+from vcli.runtime.process.held import is_stopped
 from vcli.runtime.worker.progress import ProgressLine, RankProgress
 
 pytestmark = pytest.mark.process
@@ -146,6 +148,20 @@ def test_ranks_of_a_node_that_does_not_answer_are_unknown_and_not_blamed(
     assert text.count("has not come") == (1 if late == 1 else 0)
     if late == 1:
         assert_found(f"rank 1 {WHERE[1]} has not come to {ALL_REDUCE}", text)
+
+
+def test_stopped_rank_of_another_node_is_named_as_soon_as_its_node_says_so(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR):
+        with stopped(pair, 3):
+            pid = pair.executor.worker_pids["Worker_TP3"]
+            step = pair.executor.execute_model(fake_step(), non_block=True)
+            wait_until(lambda: is_stopped(pid))
+            pair.node.workers.tell_activity()
+            wait_until(lambda: f"kill -CONT {pid}" in caplog.text, 10)
+        finish(step)
+    assert_found(f"execute_model waits: rank 3 {WHERE[3]} is stopped", caplog.text)
 
 
 def test_an_answer_for_ranks_of_another_node_is_a_failure(pair: Pair) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from tests.support.processes import wait_until
 from vcli.runtime.errors import FailureReport, RpcTimeoutError, WorkerDiedError, WorkerError
-from vcli.runtime.executor.rpc import PendingCall, RpcClient
+from vcli.runtime.executor.pending_call import PendingCall
+from vcli.runtime.executor.rpc import RpcClient
 from vcli.runtime.worker.call_messages import RankActivity
 
 

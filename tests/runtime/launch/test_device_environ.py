@@ -22,7 +22,7 @@ def specs(monkeypatch):
     """What would be started; nothing is."""
     found = []
 
-    def refuse(self, wanted, *, starter=None):
+    def refuse(self, wanted, *, starter=None, timeout_s=None):
         found.extend(wanted)
         raise UnfitError("nothing is started here")
 

@@ -29,7 +29,7 @@ class ImportsForLong:
     def new_link(self) -> None:
         return None
 
-    def start(self, _spec: object) -> None:
+    def start(self, _spec: object, *, end_s: float | None = None) -> None:
         os.kill(os.getpid(), self._number)
         assert self._is_cancelled.wait(20)
         raise StartCancelledError("the start was cancelled")

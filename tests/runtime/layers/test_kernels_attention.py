@@ -10,6 +10,7 @@ from tests.support.kernel_cases import (
     DEVICE,
     DTYPES,
     KERNEL_MARKS,
+    NAN,
     PagedCache,
     assert_near,
     ints,
@@ -199,3 +200,9 @@ def test_decodes_among_chunks_are_attended_to_with_them(chunks, alone):
     for index in range(len(chunks)):
         rows = slice(starts[index], starts[index + 1])
         assert_near(output[rows], paged.attend(index, query[rows], 0.1))
+    # The next layer has another cache, and what it gives goes where it is told.
+    other = paged.cache.clone()
+    other[1] *= 2
+    written = torch.full_like(query, NAN)
+    assert backend.attend(query, other, plan, 0.1, written) is written
+    assert_near(written, 2 * output)

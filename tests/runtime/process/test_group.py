@@ -108,11 +108,10 @@ def test_child_has_its_own_set_up(group: Group, monkeypatch: pytest.MonkeyPatch)
         "torch": False,
         "title": "vcli::Worker_TP0",
         "line_buffering": True,
-        "sigint_ignored": True,
     }
-    # Three standard streams, control, lifeline, the page that `doctor --instance` reads and its
-    # mapping, and the folder that was just listed.
-    assert descriptors == 8
+    # Three standard streams, control, lifeline, the pipe of signals, the page that
+    # `doctor --instance` reads and its mapping, and the folder that was just listed.
+    assert descriptors == 10
     assert "ADDED" not in os.environ
 
 

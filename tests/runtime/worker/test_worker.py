@@ -1,5 +1,6 @@
 """A whole worker on a tiny random model in this process, against transformers' generate."""
 
+import abc
 import random
 import warnings
 from functools import cache
@@ -311,6 +312,21 @@ class Clashing:
         return 1
 
 
+class OwnDict(dict):
+    pass
+
+
+class OwnNew:
+    def __new__(cls):
+        return object.__new__(cls)
+
+
+class Unfinished(abc.ABC):
+    @abc.abstractmethod
+    def missing(self):
+        """Left to others."""
+
+
 def extended(name):
     config = engine_config(tiny_checkpoint(), worker_extension_cls=name)
     return Worker(config, 0, rendezvous=None, report=lambda *_: None)
@@ -323,6 +339,7 @@ def extension_module(monkeypatch):
 
     module = ModuleType("extension_of_a_test")
     module.Extension, module.Clashing, module.number = Extension, Clashing, 3
+    module.OwnDict, module.OwnNew, module.Unfinished = OwnDict, OwnNew, Unfinished
     monkeypatch.setitem(sys.modules, module.__name__, module)
 
 
@@ -341,6 +358,13 @@ def test_methods_of_the_extension_are_the_workers(name):
         ("extension_of_a_test:Missing", "has no class Missing"),
         ("extension_of_a_test:number", "has no class number"),
         ("no_such_module_here:Class", "cannot be imported"),
+        ("builtins.dict", "in a way of its own"),
+        ("extension_of_a_test.OwnDict", "in a way of its own"),
+        ("extension_of_a_test.OwnNew", "in a way of its own"),
+        ("extension_of_a_test.Unfinished", "missing is abstract"),
+        ("builtins.len", "has no class len, it is a builtin_function_or_method"),
+        (".extension_of_a_test.Extension", "names no class"),
+        ("", "names no class"),
         ("Class", "names no class"),
     ],
 )
