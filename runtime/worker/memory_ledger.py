@@ -92,14 +92,14 @@ class MemoryLedger:
         self._kv_tokens = kv.num_blocks * kv.block_size
 
     def capture(self, capture: Callable[[], int]) -> int:
-        """Run `capture`, which gives how many graphs it made, and count their memory."""
+        """Run `capture`, which gives a number, and count the memory of the graphs that it makes."""
         if self._device.type != "cuda":
             return capture()
         before = self._settled()
-        num_graphs = capture()
+        num_sizes = capture()
         after = self._settled()
         self._graph_bytes = max(before.free_bytes - after.free_bytes, 0)
-        return num_graphs
+        return num_sizes
 
     def report(self) -> MemoryReport:
         """What is known by now, beside what was planned."""

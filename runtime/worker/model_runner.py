@@ -134,7 +134,7 @@ class ModelRunner:
         del self.model
 
     def capture_graphs(self, progress: Callable[[float], None]) -> int:
-        """Make the CUDA graphs of this runner; gives how many."""
+        """Make the CUDA graphs of this runner; gives how many sizes of steps have some."""
         del progress
         return 0
 
@@ -226,10 +226,12 @@ class ModelRunner:
     def _forward(self, inputs: StepInputs, last_tokens: IntArray) -> torch.Tensor | None:
         """Logits of `last_tokens` on the last stage; None on others, and when there are none."""
         hidden_ND = self._run_layers(inputs.to_device(self._device), last_tokens)
-        return None if hidden_ND is None else self.model.compute_logits(hidden_ND)
+        if hidden_ND is None:
+            return None
+        return self.model.compute_logits(hidden_ND)[: len(last_tokens)]
 
     def _run_layers(self, inputs: DeviceInputs, tokens: IntArray) -> torch.Tensor | None:
-        """Hidden states (N, D) of `tokens` on the last stage, if any; others hand theirs on."""
+        """Hidden states of `tokens`, then padding, on the last stage; others hand theirs on."""
         # Before the tensors of the stage before: kernels that overlap may not follow it at once.
         attention = AttentionStep.planned(self.model.attention_backend, inputs.metadata)
         received = None

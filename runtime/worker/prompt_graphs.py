@@ -7,6 +7,7 @@ the number of tokens, which is padded. A small model's prompts would else take t
 the device. The end is no graph: it computes the sampled tokens alone, and their number differs.
 """
 
+import contextlib
 import gc
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -140,6 +141,10 @@ class PromptGraphs:
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
             self._step.run_piece(index, size)
-        finally:
-            graph.capture_end()
+        except BaseException:
+            # What failed is the cause; that the capture is not valid then is none.
+            with contextlib.suppress(RuntimeError):
+                graph.capture_end()
+            raise
+        graph.capture_end()
         return graph

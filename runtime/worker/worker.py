@@ -181,11 +181,12 @@ class Worker:
         seconds = time.monotonic() - started
         self._report("warm-up", None, f"{num_tokens} tokens")
         logger.info("warmed up: %.2f s", seconds)
-        num_graphs = self._memory.capture(
+        num_sizes = self._memory.capture(
             lambda: runner.capture_graphs(lambda done: self._report("graphs", done, ""))
         )
-        if num_graphs:
-            logger.info("%d graphs: %.2f s", num_graphs, time.monotonic() - started - seconds)
+        if num_sizes:
+            seconds = time.monotonic() - started - seconds
+            logger.info("graphs for %d sizes of steps: %.2f s", num_sizes, seconds)
         else:
             warm_up_batches(runner, self.config, self.device)
 
