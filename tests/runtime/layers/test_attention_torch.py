@@ -39,7 +39,11 @@ class Requests:
         value = self.random(metadata.num_tokens, KV_HEADS)
         plan = self.backend.plan(metadata)
         step = AttentionStep(backend=self.backend, plan=plan, slot_mapping=metadata.slot_mapping)
-        output = self.layer(query, key, value, step)
+        self.layer.write(key, value, metadata.slot_mapping)
+        output = self.layer(query, step)
+        written = torch.full_like(query, float("nan"))
+        assert self.layer(query, step, written) is written
+        torch.testing.assert_close(written, output, equal_nan=True)
         expected, start = [], 0
         for number, count in chunks.items():
             rows = slice(start, start + count)
