@@ -28,7 +28,6 @@ from vcli.topology import (
     plan_topology,
 )
 from vcli.topology.attention import AUTO, check_attention_backend
-from vcli.topology.backend import BACKEND_CLASSES, BACKENDS
 from vcli.topology.rank_memory import plan_rank_memory
 from vcli.topology.sizes import EXTERNAL_LAUNCHER
 
@@ -137,6 +136,8 @@ def build_engine_config(
     Raises:
         ConfigError: sizes that do not fit the model, an unknown type, or too long a context.
     """
+    from vcli.runtime.executor.backends import refuse_unserved_backend
+
     dtype = resolve_dtype(settings.dtype, spec)
     device_type = resolve_device(settings.device)
     plan = plan_topology(
@@ -149,7 +150,7 @@ def build_engine_config(
         flashinfer_available=find_spec("flashinfer") is not None,
         attention_backend=settings.attention_backend,
     )
-    refuse_unserved_backend(plan.backend.value)
+    refuse_unserved_backend(plan.backend.value)  # Ray's, where its placement group chose it
     max_model_len = _resolve_length(settings, spec)
     _check_name(settings.served_name if settings.served_name is not None else name)
     asked = asked_cache(settings.cache, settings.kv_cache_memory)
@@ -196,19 +197,6 @@ def refuse_unserved_sizes(parallel: ParallelConfig) -> None:
         raise ConfigError(
             f"{', '.join(parallel.unserved_flags)}: topo plans this; serve does not run it yet",
             hint="see the plan with vcli topo and the same flags; serve runs -tp and -pp",
-        )
-
-
-def refuse_unserved_backend(backend: str) -> None:
-    """Say which back ends `topo` can plan but nothing here runs.
-
-    Raises:
-        ConfigError: it is one of them.
-    """
-    if backend in BACKENDS and backend not in BACKEND_CLASSES:
-        raise ConfigError(
-            f"--distributed-executor-backend {backend}: topo plans this; serve does not run it yet",
-            hint="--distributed-executor-backend mp",
         )
 
 

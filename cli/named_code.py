@@ -1,6 +1,6 @@
 """What is known to be impossible from the flags alone, judged before any process is started."""
 
-from vcli.cli.build import ModelSettings, refuse_unserved_backend
+from vcli.cli.build import ModelSettings
 from vcli.runtime.core.overlap import check_async_scheduling
 from vcli.runtime.executor.backends import get_executor_class
 from vcli.topology import ParallelConfig
@@ -17,7 +17,6 @@ def refuse_impossible_engine(settings: ModelSettings, parallel: ParallelConfig) 
         UnfitError: the system gives no process.
     """
     backend, extension = choose_backend(parallel).value, settings.worker_extension_cls
-    refuse_unserved_backend(backend)
     is_foreign = "." in backend
     can_overlap = is_foreign or get_executor_class(backend).can_overlap_steps
     if is_foreign or extension is not None:

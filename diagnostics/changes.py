@@ -8,9 +8,10 @@ from typing import Final
 
 from vcli.diagnostics.check import CheckResult, Status
 
+#: Commas are in a number, or between those of a list; dots may be those of a version.
 _NUMBER: Final = re.compile(
-    r"(?P<number>\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)?)"
-    r"(?: ?(?:(?P<unit>[KMGT]?i?B|µs|ms|s|min|h)\b)?(?P<rate>/s\b)?)?"
+    r"(?P<number>(?<![\d,])[1-9]\d{0,2}(?:,\d{3})+(?!,?\d)|\d+(?:\.\d+)*)"
+    r"(?: ?(?P<unit>(?:[KMGT]?i?B|µs|ms|s|min|h)\b|×)?(?P<rate>/s\b)?)?"
 )
 _TIMES: Final = ("µs", "ms", "s", "min", "h")
 _SCALES: Final = {
@@ -75,7 +76,7 @@ def changes_between(
 
 
 def is_same_measurement(one: str, other: str) -> bool:
-    """Whether two texts differ by no more than a tenth in each of their numbers.
+    """Whether two texts differ by no more than a tenth in each of their numbers, versions apart.
 
     How long something took, and how fast it went, is different in each round: only the verdict
     tells more of it.
@@ -92,8 +93,15 @@ def _is_noise(match: re.Match[str]) -> bool:
     return match["unit"] in _TIMES or match["rate"] is not None
 
 
+def _is_version(match: re.Match[str]) -> bool:
+    num_dots = match["number"].count(".")
+    return num_dots > 1 or (num_dots == 1 and not (match["unit"] or match["rate"]))
+
+
 def _place(match: re.Match[str]) -> str:
     """What stands for a number when the words are compared."""
+    if _is_version(match):
+        return match[0]
     if _is_noise(match):
         return "#/s" if match["rate"] else "#s"
     return "#B" if match["unit"] in _SCALES else "#" + match[0].removeprefix(match["number"])
@@ -104,5 +112,5 @@ def _values(text: str) -> list[float]:
     return [
         float(match["number"].replace(",", "")) * _SCALES.get(match["unit"] or "", 1)
         for match in _NUMBER.finditer(text)
-        if not _is_noise(match)
+        if not (_is_version(match) or _is_noise(match))
     ]

@@ -41,6 +41,10 @@ class UtilityCall(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
     arguments: list[Any] = []
 
 
+#: Whose answer is only heard; other calls count from 1.
+SIGN_OF_LIFE: Final = UtilityCall(call_id=0, method="ping")
+
+
 class ShutdownCore(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
     """Stop: with `drain`, first finish what runs (new requests are refused)."""
 

@@ -5,8 +5,11 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Final
 
-#: Where a line to be copied may end: a shell goes on after these, and prose does.
-_PASTE_BREAK: Final = re.compile(r"(?<=[,;|&]) +| +(?=\()")
+#: What may hold a break that is none, then where a line to be copied may end: after `;`, `|`, `&`
+#: and `&&` a shell goes on, and a remark in brackets is not for it.
+_PASTE_BREAK: Final = re.compile(
+    r"""\\.|'[^']*'|"(?:\\.|[^"\\])*"|[;|&](?P<after> +)|(?P<before> +)(?=\()"""
+)
 
 
 def rank_list(ranks: Iterable[int]) -> str:
@@ -108,7 +111,13 @@ def hanging(text: str, *, width: int, hang: int) -> list[str]:
 
 def paste_lines(text: str, *, width: int, hang: int) -> list[str]:
     """A remedy on lines that a shell takes as they are: no command is broken, however long."""
-    return _broken(_PASTE_BREAK.split(text), width=width, hang=hang, whole=text)
+    parts, begin = [], 0
+    for match in _PASTE_BREAK.finditer(text):
+        if match.lastgroup is not None:
+            end, next_begin = match.span(match.lastgroup)
+            parts.append(text[begin:end])
+            begin = next_begin
+    return _broken([*parts, text[begin:]], width=width, hang=hang, whole=text)
 
 
 def _word_lines(text: str, *, width: int, hang: int) -> list[str]:

@@ -20,6 +20,7 @@ from vcli.runtime.errors import EngineDeadError, FailureReport, RequestError
 from vcli.runtime.ipc.frames import FrameSocket, frame_pair
 from vcli.runtime.launch.core_child import CORE_PATIENCE_S, core_child
 from vcli.runtime.messages import (
+    SIGN_OF_LIFE,
     ChildMessage,
     ClientMessage,
     CoreMessage,
@@ -40,8 +41,6 @@ from vcli.topology.errors import VcliError
 
 _EXTENSION: Final = "vcli.runtime.worker.bench_extension:BenchExtension"
 _SEND_S: Final = 60.0
-#: number of a call whose answer is only heard
-_NOBODYS_CALL: Final = 0
 #: the monitor of the processes says how one ended a moment after its socket did
 _REPORT_GRACE_S: Final = 1.0
 _STOP_S: Final = 1.5
@@ -229,9 +228,9 @@ class OfflineEngine:
                 self._look()
                 continue
             break
-        self._watch.heard()
         if payload is None:
             raise EngineDeadError(self._cause())
+        self._watch.heard()
         message = self._decoder.decode(payload)
         if isinstance(message, EngineFailed):
             self._failure = self._failure or message.report
@@ -245,7 +244,7 @@ class OfflineEngine:
             self._failure = self._failure or report
             raise EngineDeadError(self._failure)
         if self._watch.wants_to_ask():
-            self._send(UtilityCall(call_id=_NOBODYS_CALL, method="ping"))
+            self._send(SIGN_OF_LIFE)
 
     def _cause(self) -> FailureReport:
         """Why the core's socket ended."""

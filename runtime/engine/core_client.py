@@ -21,6 +21,7 @@ from vcli.runtime.errors import EngineDeadError, FailureReport, RequestError, Rp
 from vcli.runtime.ipc.frames import MAX_FRAME_BYTES, AsyncFrames
 from vcli.runtime.log import get_logger
 from vcli.runtime.messages import (
+    SIGN_OF_LIFE,
     ClientMessage,
     CoreMessage,
     EngineFailed,
@@ -39,8 +40,6 @@ FRONT_END = API_SERVER
 #: The process monitor sees the exit status a moment after the socket ends; its report names the
 #: signal, so it is worth this wait.
 _REPORT_GRACE_S = 0.3
-#: Number of a call whose answer is only heard; others count from 1.
-_NOBODYS_CALL = 0
 
 
 class CoreCallError(VcliError):
@@ -110,7 +109,7 @@ class CoreClient:
 
     def ask_for_sign_of_life(self) -> None:
         """Have the core's loop say something, whatever its workers do."""
-        self.post(UtilityCall(call_id=_NOBODYS_CALL, method="ping"))
+        self.post(SIGN_OF_LIFE)
 
     async def call(self, method: str, *arguments: Any, timeout_s: float) -> Any:
         """The value that the core's method gives.

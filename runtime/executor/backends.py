@@ -4,7 +4,7 @@ import importlib
 import inspect
 
 from vcli.runtime.executor.base import Executor
-from vcli.topology.backend import BACKEND_CLASSES, EXECUTOR
+from vcli.topology.backend import BACKEND_CLASSES, BACKENDS, EXECUTOR
 from vcli.topology.errors import ConfigError
 
 _HINT = "--distributed-executor-backend mp"
@@ -17,6 +17,7 @@ def get_executor_class(backend: str) -> type[Executor]:
         ConfigError: a back end that is planned but can't be run yet, a path that can't be imported,
             or what is no complete subclass of `Executor`.
     """
+    refuse_unserved_backend(backend)
     found = _imported(backend)
     if not (isinstance(found, type) and issubclass(found, Executor)):
         raise ConfigError(f"executor {backend!r} is no subclass of {EXECUTOR}", hint=_HINT)
@@ -26,12 +27,21 @@ def get_executor_class(backend: str) -> type[Executor]:
     return found
 
 
+def refuse_unserved_backend(backend: str) -> None:
+    """Say which back ends `topo` can plan but nothing here runs.
+
+    Raises:
+        ConfigError: it is one of them.
+    """
+    if backend in BACKENDS and backend not in BACKEND_CLASSES:
+        raise ConfigError(
+            f"--distributed-executor-backend {backend}: topo plans this; serve does not run it yet",
+            hint=_HINT,
+        )
+
+
 def _imported(backend: str) -> object:
     module_name, _, class_name = BACKEND_CLASSES.get(backend, backend).rpartition(".")
-    if not module_name:
-        raise ConfigError(
-            f"topo plans the back end {backend!r}; serve does not run it yet", hint=_HINT
-        )
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # border: what a user's module raises is the user's

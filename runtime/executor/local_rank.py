@@ -22,7 +22,7 @@ from vcli.runtime.executor.rpc import RpcClient
 from vcli.runtime.log import get_logger
 from vcli.runtime.messages import ChildState
 from vcli.runtime.process.failures import report_error
-from vcli.runtime.process.held import HELD_HINT, SLOW_HINT, describe_hold
+from vcli.runtime.process.held import HELD_HINT, SLOW_HINT, describe_holds
 from vcli.runtime.worker.call_messages import RankActivity
 from vcli.runtime.worker.dispatch import (
     CollectiveWorker,
@@ -108,7 +108,7 @@ class LocalRank:
 
     def late_report(self, limit_s: float) -> FailureReport:
         """The failure of a start in which this rank was not ready after `limit_s`."""
-        hold = describe_hold(os.getpid())
+        (hold,) = describe_holds([os.getpid()])
         return FailureReport(
             process=self.title,
             phase=self.state,

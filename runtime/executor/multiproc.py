@@ -23,7 +23,7 @@ from vcli.runtime.messages import ChildMessage
 from vcli.runtime.process.child import ChildSpec
 from vcli.runtime.process.environ import one_host_environ
 from vcli.runtime.process.group import ChildGroup
-from vcli.runtime.process.held import describe_hold, is_stopped
+from vcli.runtime.process.held import describe_holds, describe_stop
 from vcli.runtime.worker.call_messages import RankActivity
 from vcli.runtime.worker.dispatch import DEFAULT_WORKER_CLS, check_rpc_method
 from vcli.runtime.worker.progress import (
@@ -203,10 +203,11 @@ class MultiprocExecutor(Executor):
         return self._rings.activity(rank) if self._rings is not None else None
 
     def _describe_holds(self, *, told: str) -> str:
-        pids = zip(self._child_ranks, self._group.pids, strict=True)
-        holds = [(rank.rank, hold) for rank, pid in pids if (hold := describe_hold(pid))]
+        holds = zip(self._child_ranks, describe_holds(self._group.pids), strict=True)
         return "; ".join(
-            f"{self._name(rank)} is held: {hold}" for rank, hold in holds if hold not in told
+            f"{self._name(rank.rank)} is held: {hold}"
+            for rank, hold in holds
+            if hold and hold not in told
         )
 
     def _diagnose_stall(self) -> str:
@@ -218,8 +219,8 @@ class MultiprocExecutor(Executor):
     def _stopped(self) -> dict[int, str]:
         """Ranks whose process is stopped, each with a sentence that says what continues it."""
         pids = zip(self._child_ranks, self._group.pids, strict=False)
-        stopped = [(rank.rank, pid) for rank, pid in pids if is_stopped(pid)]
-        return {rank: f"{self._name(rank)} is {describe_hold(pid)}" for rank, pid in stopped}
+        stops = [(rank.rank, stop) for rank, pid in pids if (stop := describe_stop(pid))]
+        return {rank: f"{self._name(rank)} is {stop}" for rank, stop in stops}
 
     def _progress(self) -> Sequence[RankProgress | None]:
         """Where each rank is, None where that is not known."""

@@ -25,7 +25,7 @@ from vcli.runtime.messages import ChildMessage
 from vcli.runtime.process.child import ChildSpec
 from vcli.runtime.process.failures import report_error
 from vcli.runtime.process.group import ChildGroup
-from vcli.runtime.process.held import describe_hold, is_stopped
+from vcli.runtime.process.held import describe_stop
 from vcli.runtime.process.starter import Starter
 from vcli.runtime.worker.call_messages import CallHeader, RankActivity, ReplyHeader
 from vcli.runtime.worker.dispatch import DEFAULT_WORKER_CLS, StoreAddress
@@ -169,7 +169,7 @@ class NodeWorkers:
     def tell_activity(self) -> None:
         """Tell the core what the workers do now."""
         pids = zip(self._titles, self._group.pids, strict=False)
-        stopped = {rank: describe_hold(pid) for rank, pid in pids if is_stopped(pid)}
+        stopped = {rank: stop for rank, pid in pids if (stop := describe_stop(pid))}
         self._send(message_frames(NodeActivity(by_rank=self.activity(), stopped=stopped)))
 
     def answer(self, number: int) -> None:

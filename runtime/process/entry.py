@@ -82,7 +82,12 @@ def _folder() -> Path:
 
 
 def unset_hint(error: BaseException) -> str:
-    """How to be rid of the variables of this process that `error` names; empty for none."""
+    """How to be rid of the variables of this process that `error` names; empty for none.
+
+    Empty too where something is missing: such a message names the variables that are to have it.
+    """
+    if isinstance(error, (ImportError, OSError, MemoryError)):
+        return ""
     names = variables_in(str(error), os.environ)
     return f"unset {' '.join(names)}" if names else ""
 

@@ -34,7 +34,7 @@ from vcli.runtime.process.fork_protocol import (
     receive_packet,
     send_packet,
 )
-from vcli.runtime.process.held import HELD_HINT, describe_hold
+from vcli.runtime.process.held import HELD_HINT, Hold, HoldWatch
 from vcli.runtime.process.starter import (
     ChildEdge,
     SpawnStarter,
@@ -79,7 +79,7 @@ class ForkServerClient:
         on_lost: Callable[[], None] | None = None,
     ) -> None:
         self.preloaded: Preloaded | None = None
-        self._server_pid = server_pid
+        self._know(server_pid)
         self._link = link
         self._on_lost = on_lost
         self._news = threading.Condition()
@@ -89,7 +89,7 @@ class ForkServerClient:
         self._answers: dict[int, tuple[Started | Refused, int]] = {}
         self._awaited: set[int] = set()
         self._exit_codes: dict[int, int] = {}
-        self._told_hold = ""
+        self._told_hold = Hold()
         self._thread = threading.Thread(target=self._read, name="fork-server-link", daemon=True)
         self._thread.start()
 
@@ -202,13 +202,14 @@ class ForkServerClient:
 
     def _warn_of_hold(self, title: str) -> None:
         """Say once that the server can't answer, long before the start's deadline."""
-        hold = "" if self._server_pid is None else describe_hold(self._server_pid)
-        if hold and hold != self._told_hold:
+        hold, told = self._look(), self._told_hold
+        if hold.text and not (told.text and told.is_stopped is hold.is_stopped):
             self._told_hold = hold
-            logger.warning("fork server (pid %s) starts no %s: %s", self._server_pid, title, hold)
+            pid = self._server_pid
+            logger.warning("fork server (pid %s) starts no %s: %s", pid, title, hold.text)
 
     def _late_report(self, title: str, waited_s: float) -> FailureReport:
-        hold = "" if self._server_pid is None else describe_hold(self._server_pid)
+        hold = self._look().text
         doing = "it is importing" if self.preloaded is None else "it has imported"
         return FailureReport(
             process="ForkServer",
@@ -220,6 +221,13 @@ class ForkServerClient:
             hint=HELD_HINT if hold else "--start-method spawn does without it",
             exit_status=int(ExitStatus.START_FAILED),
         )
+
+    def _know(self, pid: int | None) -> None:
+        self._server_pid = pid
+        self._hold_watch = None if pid is None else HoldWatch(pid)
+
+    def _look(self) -> Hold:
+        return Hold() if self._hold_watch is None else self._hold_watch.look()
 
     def _read(self) -> None:
         while True:
@@ -259,7 +267,7 @@ class ForkServerClient:
                 self._exit_codes[message.pid] = message.exit_code
             case Preloaded():
                 self.preloaded = message
-                self._server_pid = message.pid
+                self._know(message.pid)
 
 
 class ForkServerStarter:

@@ -81,7 +81,7 @@ def be_fork_server(
     # Before files are closed: garbage may own one, and would close its number's next owner.
     gc.collect()
     close_all_but({0, 1, 2, link_fd, lifeline_fd})
-    _close_stdin()
+    _set_streams()
     for descriptor in (link_fd, lifeline_fd):
         os.set_inheritable(descriptor, False)
     entry.set_up_fork_server()
@@ -94,10 +94,12 @@ def be_fork_server(
     os._exit(int(ExitStatus.OK))
 
 
-def _close_stdin() -> None:
+def _set_streams() -> None:
+    """As a spawned child has them: nothing to read, and what is printed goes to stderr."""
     descriptor = os.open(os.devnull, os.O_RDONLY)
     os.dup2(descriptor, 0)
     os.close(descriptor)
+    os.dup2(2, 1)
 
 
 def _preload(modules: Sequence[str]) -> str:

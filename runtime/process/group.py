@@ -20,7 +20,7 @@ from vcli.runtime.errors import FailureReport, StartupError
 from vcli.runtime.log import get_logger
 from vcli.runtime.messages import ChildMessage
 from vcli.runtime.process.child import ChildSpec
-from vcli.runtime.process.held import HELD_HINT, SLOW_HINT
+from vcli.runtime.process.held import HELD_AFTER_S, HELD_HINT, SLOW_HINT
 from vcli.runtime.process.monitor import CAUSE_WINDOW_S, ChildMonitor
 from vcli.runtime.process.starter import SpawnStarter, Starter
 from vcli.runtime.process.watched import WatchedChild
@@ -29,6 +29,9 @@ logger = get_logger(__name__)
 
 #: Part of the shutdown's time in which children that were asked may end by themselves.
 _ASKED_UNTIL = 0.4
+
+#: The first look at who is not ready, before the deadline: two tell what holds a process.
+_FIRST_LOOK_S = HELD_AFTER_S + 0.5
 
 #: A killed process leaves at once, unless the kernel holds it (a device that doesn't answer).
 _KILL_WAIT_S = 2.0
@@ -121,11 +124,13 @@ class ChildGroup:
                 if monitor.is_ending:
                     raise StartupError(self._ended_report())
                 left_s = end_s - time.monotonic()
-                if left_s <= 0 and not monitor.observed:
-                    held = [watched for watched in missing if watched.describe_hold()]
-                    if held or left_s <= -patience_s:
-                        raise StartupError(self._missing_report(missing, held, deadline_s))
-                monitor.changed.wait(max(left_s, CAUSE_WINDOW_S))
+                if left_s <= _FIRST_LOOK_S:
+                    holds = [(watched, watched.hold_watch.look().text) for watched in missing]
+                    is_late = left_s <= (0 if any(hold for _, hold in holds) else -patience_s)
+                    if is_late and not monitor.observed:
+                        raise StartupError(self._missing_report(holds, deadline_s))
+                next_s = left_s - _FIRST_LOOK_S if left_s > _FIRST_LOOK_S else left_s
+                monitor.changed.wait(max(next_s, CAUSE_WINDOW_S))
             raise StartupError(monitor.cause)
 
     def expect_end(self) -> None:
@@ -181,14 +186,15 @@ class ChildGroup:
         return self._monitor
 
     def _missing_report(
-        self, missing: list[WatchedChild], held: list[WatchedChild], deadline_s: float
+        self, holds: list[tuple[WatchedChild, str]], deadline_s: float
     ) -> FailureReport:
-        states = "; ".join(watched.describe_state() for watched in missing)
+        states = "; ".join(watched.describe_state(hold) for watched, hold in holds)
         # Who can't run keeps the others waiting, in a collective or for its answer.
+        blamed, held = next((pair for pair in holds if pair[1]), holds[0])
         return msgspec.structs.replace(
-            (held or missing)[0].failed_with(
+            blamed.failed_with(
                 "StartTimeout",
-                f"{len(missing)} of {len(self._children)} processes not ready after "
+                f"{len(holds)} of {len(self._children)} processes not ready after "
                 f"{deadline_s:g} s: {states}",
                 is_serving=False,
             ),

@@ -11,7 +11,7 @@ from typing import Final
 
 from vcli.runtime.errors import FailureReport
 from vcli.runtime.log import get_logger
-from vcli.runtime.process.held import STOPPED_HINT, describe_hold, is_stopped
+from vcli.runtime.process.held import STOPPED_HINT, Hold, HoldWatch
 
 logger = get_logger(__name__)
 
@@ -44,12 +44,13 @@ class SilenceWatch:
     ) -> None:
         self._title = title
         self._pid = pid
+        self._hold_watch = HoldWatch(pid, clock=clock)
         self._stall_s = max(stall_s, _LEAST_S)
         self._limit_s = max(limit_s, _LEAST_S)
         self._clock = clock
         self._looked_s = clock()
         self._silent_s = 0.0
-        self._was_stopped = False
+        self._hold = Hold()
         self._has_asked = False
         self.trouble = ""
         """What is wrong with the process, as far as that was told; empty: nothing."""
@@ -61,7 +62,7 @@ class SilenceWatch:
 
     def rest(self) -> None:
         """Nobody waits for anything."""
-        self._looked_s, self._silent_s, self._was_stopped = self._clock(), 0.0, False
+        self._looked_s, self._silent_s, self._hold = self._clock(), 0.0, Hold()
 
     def heard(self) -> None:
         """Something came."""
@@ -84,8 +85,8 @@ class SilenceWatch:
         now_s = self._clock()
         self._silent_s += min(now_s - self._looked_s, 2 * LOOK_EVERY_S)
         self._looked_s = now_s
-        was_stopped, self._was_stopped = self._was_stopped, is_stopped(self._pid)
-        is_named = self._was_stopped and was_stopped
+        was_stopped, self._hold = self._hold.is_stopped, self._hold_watch.look()
+        is_named = self._hold.is_stopped and was_stopped
         if self._silent_s >= self._limit_s:
             return self._report()
         if not self.trouble and (is_named or self._silent_s >= self._stall_s):
@@ -94,15 +95,14 @@ class SilenceWatch:
         return None
 
     def _describe(self) -> str:
-        hold = describe_hold(self._pid)
-        if is_stopped(self._pid):
+        hold = self._hold.text
+        if self._hold.is_stopped:
             return f"is {hold}"
         return f"has not answered for {self._silent_s:.0f} s" + (f": {hold}" if hold else "")
 
     def _report(self) -> FailureReport:
-        stopped = is_stopped(self._pid)
+        hold, stopped = self._hold.text, self._hold.is_stopped
         silence = f"no answer for {self._silent_s:.0f} s"
-        hold = describe_hold(self._pid)
         return FailureReport(
             process=self._title,
             phase="serving",

@@ -133,6 +133,7 @@ class SpawnStarter:
                 process = subprocess.Popen(
                     start_command(*edge.child_fds),
                     stdin=subprocess.DEVNULL,
+                    stdout=2,  # ours is for results: what a child prints goes to stderr
                     env={**ray_environ(), **start_environ()},
                     close_fds=True,
                     pass_fds=(*spec.pass_fds, *edge.child_fds),

@@ -11,7 +11,7 @@ from vcli.runtime.messages import ChildFailure, ChildMessage, ChildReady, ChildS
 from vcli.runtime.process.child import SERVING
 from vcli.runtime.process.control import ControlReader
 from vcli.runtime.process.failures import describe_exit, exit_hint
-from vcli.runtime.process.held import describe_hold
+from vcli.runtime.process.held import HoldWatch
 from vcli.runtime.process.starter import StartedChild
 from vcli.topology.errors import ExitStatus
 
@@ -22,6 +22,7 @@ class WatchedChild:
     def __init__(self, child: StartedChild) -> None:
         self.child = child
         self.spec = child.spec
+        self.hold_watch = HoldWatch(child.pid)
         self.reader = ControlReader(child.control)
         self.is_ready = False
         self.payload: Any = None
@@ -43,18 +44,13 @@ class WatchedChild:
         """The last state that the child reported; `serving` once it is ready."""
         return SERVING if self.is_ready else self._state
 
-    def describe_state(self) -> str:
-        """Who it is, in which state, for how long, and what keeps it from running, if anything."""
+    def describe_state(self, hold: str) -> str:
+        """Who it is, in which state, for how long, and `hold`: what keeps it from running."""
         progress = "" if self._fraction is None else f" {self._fraction:.0%}"
         seconds = time.monotonic() - self._state_since_s
-        hold = self.describe_hold()
         return f"{self.name} in state {self.phase}{progress} for {seconds:.1f} s" + (
             f", {hold}" if hold else ""
         )
-
-    def describe_hold(self) -> str:
-        """What keeps it from running; empty where nothing does."""
-        return describe_hold(self.child.pid)
 
     def take(self, message: ChildMessage) -> FailureReport | None:
         """Note what the child said of itself; gives its failure when that is what it said.

@@ -14,32 +14,44 @@ MAX_HEAD_BYTES: Final = 64 << 10
 class HttpProtocol(HttpToolsProtocol):
     """A connection. A head that is too long gets 431, what is no HTTP 400, both in our shape."""
 
-    _num_head_bytes = 0  # of a head that has not ended, with what came before it in its piece
-    _is_in_head = True
+    _num_head_bytes = 0  # the path, names and values of the request, its trailers included
+    _num_unread_bytes = 0  # since the parser gave something: of what has no end yet
     _is_head_too_long = False
 
     def data_received(self, data: bytes) -> None:
         """Parse `data`."""
-        self._num_head_bytes += len(data)
+        self._num_unread_bytes += len(data)
         super().data_received(data)
-        if self._is_in_head and self._num_head_bytes > MAX_HEAD_BYTES:
+        if self._num_head_bytes + self._num_unread_bytes > MAX_HEAD_BYTES:
             self._is_head_too_long = True
             self.send_400_response("")
 
-    def on_headers_complete(self) -> None:
-        """A body follows, which may be empty."""
-        num_bytes = sum(len(name) + len(value) for name, value in self.headers)
-        if len(self.url) + num_bytes > MAX_HEAD_BYTES:
+    def on_message_begin(self) -> None:
+        """A head begins."""
+        self._num_head_bytes = self._num_unread_bytes = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of the path."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, or after a body in chunks a trailer."""
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        self._num_unread_bytes = 0
+        super().on_body(body)
+
+    def _count(self, num_bytes: int) -> None:
+        self._num_unread_bytes = 0
+        self._num_head_bytes += num_bytes
+        if self._num_head_bytes > MAX_HEAD_BYTES:
             self._is_head_too_long = True
             raise ValueError("the head is too long")  # ends in send_400_response
-        self._is_in_head = False
-        super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        """The next head follows."""
-        self._is_in_head = True
-        self._num_head_bytes = 0
-        super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what cannot be served as a request; the connection ends."""

@@ -15,7 +15,7 @@ from vcli.runtime.process.group import ChildGroup
 
 _MODULES = {
     "fine_code": "class Fine:\n    def hello(self): ...\nnumber = 3\n",
-    "clashing_code": "class Clash:\n    def execute_model(self): ...\n",
+    "printing_code": "import os\nprint('printed')\nos.system('echo echoed')\nclass Fine: ...\n",
     "raising_code": "raise RuntimeError('boom at import')\n",
     "leaving_code": "import sys\nsys.exit(3)\n",
     "dying_code": "import os\nos._exit(9)\n",
@@ -88,7 +88,6 @@ def test_flags_that_exclude_each_other_start_nothing(
         (EXTENSION, "no_such_code.Class", "No module named 'no_such_code'"),
         (EXTENSION, "fine_code.Missing", "fine_code has no class Missing"),
         (EXTENSION, "fine_code:number", "fine_code has no class number, it is a int"),
-        (EXTENSION, "clashing_code.Clash", "defines execute_model, which Worker has"),
         (EXTENSION, "builtins.dict", "builtins.dict can't be added to the worker"),
         (EXTENSION, "raising_code.X", "RuntimeError: boom at import"),
         (EXTENSION, "leaving_code.X", "SystemExit: 3"),
@@ -139,12 +138,17 @@ def test_an_import_that_does_not_end_is_named_at_the_start_s_deadline(started: l
 
 
 @pytest.mark.process
-def test_a_variable_that_torch_does_not_take_is_named_and_no_fault_of_the_class(
+def test_a_class_is_judged_without_torch(
     started: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("torch")
-    monkeypatch.setitem(os.environ, "TORCH_LOGS", "zz")
-    status, error = run("serve", EXTENSION, "fine_code.Fine")
-    assert (status, started) == (5, [])
-    assert "Invalid log settings: zz" in error
-    assert "unset TORCH_LOGS" in error
+    monkeypatch.setitem(os.environ, "TORCH_LOGS", "zz")  # its import would fail
+    assert run("serve", EXTENSION, "fine_code.Fine") == (0, "")
+    assert started == ["session"]
+
+
+@pytest.mark.process
+def test_what_a_class_prints_at_its_import_is_no_result(
+    started: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run("serve", EXTENSION, "printing_code.Fine") == (0, "")
+    assert tuple(capfd.readouterr()) == ("", "printed\nechoed\n")

@@ -99,6 +99,11 @@ def test_a_remedy_breaks_only_where_a_shell_goes_on() -> None:
     command = "  → docker run --cap-add SYS_PTRACE --shm-size 16g --gpus all image"
     assert paste_lines(command, width=40, hang=4) == [command]
     assert hanging(command, width=40, hang=2) == [command]
+    assert paste_lines("  → a; b 'c; d, e' && f \"g | h\" \\; i, then", width=1, hang=2) == [
+        "  → a;",
+        "  b 'c; d, e' &&",
+        '  f "g | h" \\; i, then',
+    ]
 
 
 def test_the_first_request_fits_and_is_what_a_shell_takes() -> None:

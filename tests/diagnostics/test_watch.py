@@ -56,7 +56,9 @@ def test_failures_come_first_with_what_to_type() -> None:
      ("97,472 tokens (11.9 × 8,192)", "97,904 tokens (12.0 × 8,192)", True),
      ("97,472 tokens", "47,472 tokens", False), ("1020.0 MiB free", "1.0 GiB free", True),
      ("1.0 MiB free", "1.0 GiB free", False), ("2 gone after 2 ms", "1 gone after 2 ms", False),
-     ("GPU 0,1,2", "GPU 0,1,3", False)],
+     ("GPU 0,1,2", "GPU 0,1,3", False), ("driver 580.95", "driver 550.10", False),
+     ("CUDA 13.0", "CUDA 12.8", False), ("NCCL 2.28.9", "NCCL 2.28.10", False),
+     ("CPUs 0,128", "CPUs 128", False), ("1,000 tokens", "999 tokens", True)],
 )  # fmt: skip
 def test_numbers_may_move_by_a_tenth(one: str, other: str, is_same: bool) -> None:
     assert is_same_measurement(one, other) is is_same

@@ -41,6 +41,7 @@ def tell_about_itself(context: ChildContext, names: list[str]) -> None:
             "environ": {name: os.environ.get(name) for name in names},
             "affinity": sorted(os.sched_getaffinity(0)),
             "stdin": str(Path("/proc/self/fd/0").readlink()),
+            "has_one_output": Path("/proc/self/fd/1").samefile("/proc/self/fd/2"),
             "group": os.getpgid(0),
             "parent_pid": context.parent_pid,
             "torch": "torch" in sys.modules,

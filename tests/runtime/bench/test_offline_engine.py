@@ -87,17 +87,19 @@ def test_a_refused_request_leaves_the_engine_well(tmp_path):
 
 
 @pytest.mark.parametrize("victim", ["core", "worker"])
-def test_a_killed_process_is_named_at_once_and_nothing_is_left(tmp_path, victim):
+def test_a_killed_process_is_named_at_once_and_nothing_is_left(tmp_path, victim, caplog):
     write_checkpoint(tmp_path)
     with engine_for(tmp_path, ParallelConfig(tensor_parallel_size=2)) as engine:
         workers = dict(engine.started["worker_pids"])
         pid = workers["Worker_TP1"] if victim == "worker" else engine.core_pid
         left = [engine.core_pid, *workers.values()]
+        engine._watch.trouble = "told before"
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(EngineDeadError, match=f"pid {pid}.*SIGKILL"):
             engine.call_ranks("bench_noop")
         with pytest.raises(EngineDeadError):
             engine.generate([BenchRequest(PROMPT, 4)])
+    assert "answers again" not in caplog.text or victim == "worker"
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline and any(Path(f"/proc/{each}").exists() for each in left):
         time.sleep(0.02)

@@ -13,7 +13,7 @@ from tests.support.processes import wait_until
 from vcli.runtime.errors import RpcTimeoutError, StartupError
 from vcli.runtime.executor.multiproc import MultiprocExecutor
 from vcli.runtime.executor.uniproc import UniProcExecutor
-from vcli.runtime.process.held import describe_hold
+from vcli.runtime.process.held import describe_stop
 
 pytestmark = pytest.mark.process
 
@@ -30,7 +30,7 @@ class Leaves(FakeWorker):
 
 def stop(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: describe_hold(pid) != "")
+    wait_until(lambda: describe_stop(pid) != "")
 
 
 def test_a_rank_that_is_stopped_in_the_start_is_the_one_that_is_blamed(make: Make) -> None:

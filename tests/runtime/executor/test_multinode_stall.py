@@ -21,7 +21,7 @@ from vcli.runtime.config import DeadlineConfig
 from vcli.runtime.errors import WorkerDiedError
 from vcli.runtime.executor.node_messages import NodeActivity
 from vcli.runtime.messages import ModelRunnerOutput, SchedulerOutput
-from vcli.runtime.process.held import is_stopped
+from vcli.runtime.process.held import describe_stop
 from vcli.runtime.worker.progress import ProgressLine, RankProgress
 
 pytestmark = pytest.mark.process
@@ -157,7 +157,7 @@ def test_stopped_rank_of_another_node_is_named_as_soon_as_its_node_says_so(
         with stopped(pair, 3):
             pid = pair.executor.worker_pids["Worker_TP3"]
             step = pair.executor.execute_model(fake_step(), non_block=True)
-            wait_until(lambda: is_stopped(pid))
+            wait_until(lambda: describe_stop(pid) != "")
             pair.node.workers.tell_activity()
             wait_until(lambda: f"kill -CONT {pid}" in caplog.text, 10)
         finish(step)

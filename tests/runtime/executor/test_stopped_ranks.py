@@ -17,7 +17,7 @@ from vcli.runtime.config import DeadlineConfig
 from vcli.runtime.errors import FailureReport, RpcTimeoutError
 from vcli.runtime.executor.multiproc import MultiprocExecutor
 from vcli.runtime.executor.rpc import RpcClient
-from vcli.runtime.process.held import is_stopped
+from vcli.runtime.process.held import describe_stop
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -121,10 +121,10 @@ def test_process_that_was_stopped_beyond_its_deadline_blames_nobody() -> None:
         assert clerk.stdout is not None
         assert clerk.stdout.readline() == "sent\n"
         os.kill(clerk.pid, signal.SIGSTOP)
-        wait_until(lambda: is_stopped(clerk.pid))
+        wait_until(lambda: describe_stop(clerk.pid) != "")
         time.sleep(7.0)  # what is measured, not a wait for anything
         os.kill(clerk.pid, signal.SIGCONT)
-        wait_until(lambda: not is_stopped(clerk.pid))
+        wait_until(lambda: not describe_stop(clerk.pid))
         out, err = clerk.communicate("now\n", timeout=30)
     assert out == "in time\n"
     assert "runs for over" not in err
@@ -144,7 +144,7 @@ def test_health_finds_a_stopped_worker_that_a_step_keeps_busy() -> None:
         executor.collective_rpc("sleep_on", args=([1], 600.0), timeout_s=600.0, non_block=True)
         wait_until(lambda: executor.busy_with(1) is not None, 20)
         os.kill(pid, signal.SIGSTOP)
-        wait_until(lambda: is_stopped(pid))
+        wait_until(lambda: describe_stop(pid) != "")
         assert executor.busy_with(1) is None
         with pytest.raises(RpcTimeoutError, match=rf"Worker_TP1\) is stopped .*kill -CONT {pid}"):
             executor.check_health(0.2)

@@ -96,6 +96,7 @@ def test_child_has_the_set_up_of_a_spawned_one(
         },
         "affinity": [0],
         "stdin": "/dev/null",
+        "has_one_output": True,
         "group": group.pids[0],
         "parent_pid": os.getpid(),
         "title": "vcli::Worker_TP0",

@@ -103,6 +103,7 @@ def test_child_has_its_own_set_up(group: Group, monkeypatch: pytest.MonkeyPatch)
         },
         "affinity": [0],
         "stdin": "/dev/null",
+        "has_one_output": True,
         "group": group.pids[0],
         "parent_pid": os.getpid(),
         "torch": False,

@@ -1,11 +1,14 @@
 """A start that a stopped or stuck process holds up: who that is, and what lets it go on."""
 
+import contextlib
+import itertools
 import os
 import queue
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,8 +19,9 @@ from tests.support.processes import wait_until
 from vcli.runtime.errors import StartupError
 from vcli.runtime.process.fork_client import ForkServerClient, ForkServerStarter
 from vcli.runtime.process.fork_owner import ForkServer
+from vcli.runtime.process.fork_protocol import link_pair
 from vcli.runtime.process.group import ChildGroup
-from vcli.runtime.process.held import describe_hold
+from vcli.runtime.process.held import HELD_AFTER_S, Hold, HoldWatch, describe_holds, describe_stop
 from vcli.topology.errors import ExitStatus
 
 pytestmark = pytest.mark.process
@@ -47,25 +51,53 @@ def server() -> Iterator[ForkServer]:
 
 def stop(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: describe_hold(pid) != "")
+    wait_until(lambda: describe_stop(pid) != "")
 
 
 def test_a_process_that_runs_or_is_gone_is_not_held() -> None:
-    assert describe_hold(os.getpid()) == ""
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    assert describe_hold(ended.pid) == ""
+    assert describe_holds([os.getpid(), ended.pid]) == ["", ""]
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the number of a system call")
 def test_a_process_in_the_kernel_is_held_by_what_does_not_answer() -> None:
     process = subprocess.Popen([sys.executable, "-c", _VFORK], start_new_session=True)
     try:
-        wait_until(lambda: "(state D)" in describe_hold(process.pid))
-        assert f"/proc/{process.pid}/task/{process.pid}/stack" in describe_hold(process.pid)
+        watch = HoldWatch(process.pid)
+        assert "(state D)" not in watch.look().text
+        wait_until(lambda: "(state D)" in watch.look().text)
+        (hold,) = describe_holds([process.pid])
+        assert f"/proc/{process.pid}/task/{process.pid}/stack" in hold
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+@pytest.mark.parametrize(
+    ("state", "num_switches", "read_bytes", "is_held"),
+    [("D (disk sleep)", 5, 4096, True), ("D (disk sleep)", 6, 4096, False),
+     ("D (disk sleep)", 5, 8192, False), ("S (sleeping)", 5, 4096, False)],
+    ids=["stands-still", "was-woken", "another-reads", "waits"],
+)  # fmt: skip
+def test_a_thread_that_reads_a_slow_disk_is_not_held(
+    tmp_path: Path, state: str, num_switches: int, read_bytes: int, is_held: bool
+) -> None:
+    task = tmp_path / "7" / "task" / "9"
+    task.mkdir(parents=True)
+    now_s = 0.0
+    watch = HoldWatch(7, clock=lambda: now_s, proc=tmp_path)
+
+    def look(state: str, num_switches: int, read_bytes: int) -> str:
+        (task / "status").write_text(f"State:\t{state}\nvoluntary_ctxt_switches:\t{num_switches}\n")
+        (tmp_path / "7" / "io").write_text(f"rchar: 1\nread_bytes: {read_bytes}\n")
+        return watch.look().text
+
+    assert look("D (disk sleep)", 5, 4096) == ""
+    now_s = HELD_AFTER_S
+    assert ("thread 9 is in the kernel" in look(state, num_switches, read_bytes)) is is_held
+    now_s = 1.5 * HELD_AFTER_S
+    assert bool(look(state, num_switches, read_bytes)) is is_held
 
 
 def test_a_stopped_child_is_the_one_that_is_blamed(group: ChildGroup) -> None:
@@ -151,6 +183,20 @@ def test_a_stopped_server_is_warned_of_before_the_deadline_and_serves_when_it_go
     os.kill(server.pid, signal.SIGCONT)
     starting.join(20)
     assert group.wait_ready(20) == [1]
+    assert len([line for line in caplog.messages if "starts no Child" in line]) == 1
+
+
+def test_threads_that_are_stuck_by_turns_are_warned_of_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = itertools.count(1)
+    monkeypatch.setattr(HoldWatch, "look", lambda _: Hold(f"thread {next(threads)} is held"))
+    monkeypatch.setattr("vcli.runtime.process.fork_client._LOOK_EVERY_S", 0.01)
+    ours, theirs = link_pair()
+    client = ForkServerClient(ours, server_pid=os.getpid())
+    with theirs, contextlib.closing(client), pytest.raises(StartupError, match="is held"):
+        client.fork([], [], title="Child", end_s=time.monotonic() + 0.3)
+    assert next(threads) > 3
     assert len([line for line in caplog.messages if "starts no Child" in line]) == 1
 
 

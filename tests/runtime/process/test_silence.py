@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.processes import wait_until
-from vcli.runtime.process.held import is_stopped
+from vcli.runtime.process.held import describe_stop
 from vcli.runtime.process.silence import LOOK_EVERY_S, SilenceWatch
 
 pytestmark = pytest.mark.process
@@ -47,11 +47,11 @@ class Watched:
 
     def stop(self) -> None:
         os.kill(self.pid, signal.SIGSTOP)
-        wait_until(lambda: is_stopped(self.pid))
+        wait_until(lambda: describe_stop(self.pid) != "")
 
     def go_on(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
-        wait_until(lambda: not is_stopped(self.pid))
+        wait_until(lambda: not describe_stop(self.pid))
 
 
 @pytest.fixture

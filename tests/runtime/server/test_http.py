@@ -10,6 +10,9 @@ from vcli.runtime.server.http_protocol import MAX_HEAD_BYTES
 
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\n"
 
+#: a body that has ended; trailers may follow
+CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
+
 
 def answer(served: Serving, data: bytes) -> tuple[int, dict]:
     """Status and body of the answer to `data`, after which the server ends the connection."""
@@ -21,6 +24,11 @@ def answer(served: Serving, data: bytes) -> tuple[int, dict]:
             received += piece
     head, _, body = received.partition(b"\r\n\r\n")
     return int(head.split()[1]), json.loads(body)
+
+
+def pour(connection: socket.socket) -> None:
+    for _ in range(1024):
+        connection.sendall(b"a" * 2**16)
 
 
 @pytest.mark.parametrize(
@@ -54,20 +62,24 @@ def test_what_is_no_request_is_400_in_our_shape(
         b"GET /version HTTP/1.1\r\nx: " + b"a" * MAX_HEAD_BYTES + b"\r\n\r\n",
         b"GET /" + b"a" * MAX_HEAD_BYTES + b" HTTP/1.1\r\n\r\n",
         b"GET /version HTTP/1.1\r\n" + b"x: aaaaaaaa\r\n" * (MAX_HEAD_BYTES // 9) + b"\r\n",
+        CHUNKED + b"x: aaaaaaaa\r\n" * (MAX_HEAD_BYTES // 9),
     ],
-    ids=["one", "path", "many"],
+    ids=["one", "path", "many", "trailers"],
 )
 def test_too_long_a_head_is_431_and_names_the_limit(served: Serving, data: bytes) -> None:
     status, body = answer(served, data)
     assert (status, str(MAX_HEAD_BYTES) in body["error"]["message"]) == (431, True)
 
 
-def test_a_head_without_end_is_refused_before_it_is_kept(served: Serving) -> None:
+@pytest.mark.parametrize(
+    "begin", [b"GET /version HTTP/1.1\r\nx: ", CHUNKED + b"x: "], ids=["header", "trailer"]
+)
+def test_a_head_without_end_is_refused_before_it_is_kept(served: Serving, begin: bytes) -> None:
     host, port = served.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
-        connection.sendall(b"GET /version HTTP/1.1\r\nx: ")
+        connection.sendall(begin)
         with pytest.raises(ConnectionError):
-            connection.sendall(b"a" * 2**29)
+            pour(connection)
 
 
 def test_heads_up_to_the_limit_and_long_bodies_are_served_on_one_connection(

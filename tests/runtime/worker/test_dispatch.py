@@ -33,6 +33,8 @@ def test_name_of_no_class_is_bad_input(worker_cls: str, missing: str) -> None:
     [
         ("raise ImportError('libx.so: failed to map segment')", "failed to map", "ulimit -v"),
         ("raise OSError('libx.so: cannot open shared object file')", "cannot open", "reinstall"),
+        ("raise OSError('libx.so: is it in FAKE_LOG_LEVEL?')", "is it in", "reinstall"),
+        ("raise ImportError('libx.so: is it in FAKE_LOG_LEVEL?')", "is it in", "reinstall"),
         ("raise MemoryError('std::bad_alloc')", "MemoryError: std::bad_alloc", "ulimit -v"),
         ("import no_such_library", "No module named 'no_such_library'", "install no_such_library"),
         (
