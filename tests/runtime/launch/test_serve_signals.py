@@ -15,7 +15,7 @@ from tests.support.serving import Server, serving
 from tests.support.tiny_model import write_checkpoint
 from tests.support.tiny_tokenizer import write_tokenizer
 
-pytestmark = [pytest.mark.process, pytest.mark.slow]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.usefixtures("hang_up_ends")]
 
 FLAGS = ["--max-model-len", "512", "--kv-cache-memory", "4M", "--max-num-seqs", "4"]
 #: A drain is not what is tested for its speed.

@@ -12,7 +12,7 @@ from vcli.runtime.launch.stop_signals import StopSignals
 from vcli.runtime.messages import ChildState
 from vcli.topology.errors import ExitStatus
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("hang_up_ends")]
 
 
 def after(numbers: Sequence[signal.Signals]) -> tuple[ExitStatus, bool, list[str]]:
