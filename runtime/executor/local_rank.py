@@ -128,7 +128,7 @@ class LocalRank:
         if self._thread.is_alive():
             doing = self.activity()
             state = self.state if doing is None else doing.describe()
-            logger.warning("%s did not end: %s", self.title, state)
+            logger.info("%s did not end: %s", self.title, state)
 
     def _load(self, rendezvous_path: str | None, progress: ProgressLine | None) -> None:
         self._worker = make_worker(
