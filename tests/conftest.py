@@ -1,6 +1,7 @@
 """Fixtures that several packages share."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,10 @@ from vcli.runtime.checkpoint.cache import models_folder
 from vcli.runtime.checkpoint.demo import SMOLLM2
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A shell without job control starts what it puts into the background with ^C ignored, and all
+# that the tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
