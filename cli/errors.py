@@ -36,6 +36,8 @@ def explain_usage_error(
     unknown = getattr(error, "option_name", None)
     if isinstance(unknown, str):
         typed = _typed_flag(unknown, argv, known_flags)
+        if typed in known_flags:  # one without a value got one
+            return ConfigError(message, hint=f"see --help for what {typed} takes")
         near = near_flags(typed, known_flags)
         hint = f"did you mean {' or '.join(near)}?" if near else "see --help for the flags"
         return ConfigError(f"no such flag: {typed}", hint=hint)

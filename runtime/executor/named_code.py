@@ -61,8 +61,14 @@ def judge_named_code(code: NamedCode, *, deadline_s: float) -> bool:
     except StartupError as error:
         report = error.report
         if report.kind == "StartTimeout":  # a slow disk, or an import that hangs
-            message = f"{code.flags}: {report.message}"
-            raise StartupError(msgspec.structs.replace(report, message=message)) from None
+            report = msgspec.structs.replace(
+                report,
+                message=f"{code.flags}: {report.message}",
+                phase="importing",
+                hint="import it with python -c to see what it waits for; a slow disk needs a "
+                "longer --start-timeout",
+            )
+            raise StartupError(report) from None
         if report.exit_status == ExitStatus.USAGE:
             raise ConfigError(report.message, hint=report.hint) from None
         kind = f"{report.kind}: " if report.kind else ""

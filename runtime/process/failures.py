@@ -21,6 +21,9 @@ from vcli.topology.errors import ExitStatus, VcliError
 #: Exit code of a process that has ended, nobody knows how: no status of a process is that large.
 LOST_EXIT_CODE = 256
 
+#: Most of a message or traceback that a process reports.
+_SENT_CHARS = 64 << 10
+
 #: Most of a message where it has to fit a line.
 _LINE_CHARS = 240
 
@@ -112,14 +115,28 @@ def report_error(
         process=process,
         phase=phase,
         kind=type(error).__name__,
-        message=str(error).strip() or repr(error),
+        message=_sendable(_text(error)),
         rank=rank,
         pid=os.getpid(),
         host=socket.gethostname(),
-        traceback="".join(traceback.format_exception(error)),
+        traceback=_sendable("".join(traceback.format_exception(error))),
         hint=hint,
         exit_status=int(exit_status),
     )
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error).strip() or repr(error)
+    except Exception as second:  # noqa: BLE001 - border: an exception of foreign code
+        return f"its text can't be had: {type(second).__name__} in __str__ or __repr__"
+
+
+def _sendable(text: str) -> str:
+    """`text` as a control socket takes it: cut in the middle, without halves of surrogate pairs."""
+    if len(text) > _SENT_CHARS:
+        text = f"{text[: _SENT_CHARS // 2]} ... {text[-_SENT_CHARS // 2 :]}"
+    return text.encode(errors="backslashreplace").decode()
 
 
 def one_line(error: BaseException) -> str:

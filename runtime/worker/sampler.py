@@ -121,7 +121,8 @@ def _inverse_cdf(weights_NV: torch.Tensor, draws_N: torch.Tensor) -> torch.Tenso
     """The first token at which the summed weight exceeds the draw's part of the whole.
 
     One draw for each row, whatever the vocabulary, and float64 sums: what a seed gives depends on
-    neither the batch nor the device. A token without weight adds nothing, so it is never the first.
+    the batch and the device only as far as the logits do, by their rounding. A token without weight
+    adds nothing, so it is never the first.
     """
     cumulative_NV = weights_NV.to(torch.float64).cumsum(dim=-1)
     targets_N = draws_N * cumulative_NV[:, -1]

@@ -34,6 +34,7 @@ class Ran:
         (["topo", "-tq", "2"], "no such flag: -tq", "did you mean -tp"),
         (["topo", "--tensor-paralel-size", "2"], "--tensor-paralel-size", "--tensor-parallel-size"),
         (["serve", "--prot", "1"], "no such flag: --prot", "--port"),
+        (["doctor", "--watch=2"], "--watch", "see --help for what --watch takes"),
         (["tpo"], "tpo", "--help"),
         (["topo", "-tp", "two"], "two", "--help"),
         (["topo", "--pp-layer-partition", "a,b"], "a,b", "8,8,7,7"),

@@ -135,6 +135,7 @@ def test_an_import_that_does_not_end_is_named_at_the_start_s_deadline(started: l
     status, error = run("serve", BACKEND, "hanging_code.Class", "--start-timeout", "3")
     assert (status, started) == (5, [])
     assert f"StartTimeout: {BACKEND} hanging_code.Class: 1 of 1 processes not ready" in error
+    assert "import it with python -c to see what it waits for" in error
 
 
 @pytest.mark.process

@@ -2,6 +2,7 @@
 
 import itertools
 
+import msgspec
 import pytest
 
 from vcli.runtime.errors import FailureReport, StartupError
@@ -104,3 +105,27 @@ def test_status_says_whose_fault_it_is_only_before_ready(
 def test_report_inside_an_error_is_passed_on_as_it_is() -> None:
     error = StartupError(RAISED)
     assert report_error(error, process="W", phase="p", rank=1, is_serving=True) is RAISED
+
+
+class NoText(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "part"),
+    [
+        (ValueError("half \ud800 of a pair"), "ValueError", "half \\ud800 of a pair"),
+        (ValueError("x" * 3_000_000 + "end"), "ValueError", "x ... x"),
+        (NoText(), "NoText", "RuntimeError in __str__"),
+    ],
+)
+def test_any_error_becomes_a_report_that_can_be_sent(
+    error: Exception, kind: str, part: str
+) -> None:
+    made = report_error(error, process="W", phase="p", rank=1, is_serving=False)
+    assert made.kind == kind
+    assert part in made.message
+    assert len(msgspec.msgpack.encode(made)) < 1 << 18
