@@ -287,21 +287,24 @@ class RpcClient:
             self._changed.notify_all()
 
     def _watch_deadlines(self) -> None:
+        busy_until_s = -math.inf
         while True:
             with self._changed:
                 if self._is_closed:
                     return
                 now_s = time.monotonic()
+                nearest_s = min((c.due_s for c in self._pending.values()), default=math.inf)
+                self._put_off(now_s - max(nearest_s, busy_until_s))
                 due = [call for call in self._pending.values() if call.due_s <= now_s]
                 if not due:
                     nearest_s = min((c.due_s for c in self._pending.values()), default=math.inf)
                     self._clerk_wakes_s = nearest_s
                     self._changed.wait(None if nearest_s == math.inf else nearest_s - now_s)
-                    self._put_off(time.monotonic() - nearest_s)
                     continue
             for call in due:
                 if not call.future.done():
                     self._attend(call, now_s)
+            busy_until_s = time.monotonic()
 
     def _put_off(self, late_s: float) -> None:
         """Nobody is to blame for what did not come while this process was stopped itself."""
