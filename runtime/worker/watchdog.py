@@ -1,7 +1,8 @@
 """Prints the stacks of all threads when work does not end; off while nothing runs.
 
-The printing is armed ahead of time, in a thread of the interpreter's C code, and put off while the
-work goes on: so it also comes when the interpreter itself is stuck in native code.
+A thread prints them while it holds the interpreter: stacks of threads that run Python code
+meanwhile could crash the process. If it can't have the interpreter, since native code keeps it, a
+timer in C code prints them a second later; that one is armed ahead of time.
 
     begin ... end, begin ... end     a look each quarter: something happened, so put it off
     begin .......................    a look: nothing happened since; at `stall_s` the stacks come
@@ -11,11 +12,17 @@ One for a process, since the interpreter has one such timer.
 """
 
 import faulthandler
+import math
 import sys
 import threading
-from typing import TextIO
+import time
+from datetime import timedelta
+from typing import Final, TextIO
 
 from vcli.runtime.process.live_page import LivePage
+
+#: What the thread may be late before the timer prints.
+_PATIENCE_S: Final = 1.0
 
 
 class Watchdog:
@@ -59,18 +66,28 @@ class Watchdog:
         self._thread.join()
 
     def _run(self) -> None:
-        seen = 0
+        seen, due_s = 0, math.inf
         while not self._is_closed:
             if self._num_beats == seen and not self._is_busy:
                 faulthandler.cancel_dump_traceback_later()
                 self._sleep(seen)
                 continue
+            now_s = time.monotonic()
             if self._num_beats != seen:
-                seen = self._num_beats
-                faulthandler.dump_traceback_later(self._stall_s, file=self._stream)
-            self._wake.wait(self._stall_s / 4)
+                seen, due_s = self._num_beats, now_s + self._stall_s
+                faulthandler.dump_traceback_later(self._stall_s + _PATIENCE_S, file=self._stream)
+            elif now_s >= due_s:
+                if now_s < due_s + _PATIENCE_S:  # the timer has not
+                    self._print_stacks()
+                due_s = math.inf
+            self._wake.wait(min(self._stall_s / 4, max(due_s - now_s, 0.0)))
             self._wake.clear()
         faulthandler.cancel_dump_traceback_later()
+
+    def _print_stacks(self) -> None:
+        faulthandler.cancel_dump_traceback_later()
+        print(f"Timeout ({timedelta(seconds=self._stall_s)})!", file=self._stream, flush=True)
+        faulthandler.dump_traceback(file=self._stream, all_threads=True)
 
     def _sleep(self, seen: int) -> None:
         self._is_asleep = True

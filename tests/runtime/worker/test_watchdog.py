@@ -46,6 +46,22 @@ dog.close()
 """
 
 
+KEEPS_THE_INTERPRETER = """
+import ctypes, time
+from vcli.runtime.worker.watchdog import Watchdog
+
+dog = Watchdog(0.4)
+
+def never_ends():
+    dog.begin()
+    time.sleep(0.2)  # runs for a while before it keeps the interpreter
+    ctypes.PyDLL(None).usleep(2_500_000)
+
+never_ends()
+dog.close()
+"""
+
+
 def output_of(code: str) -> tuple[str, str]:
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
@@ -59,3 +75,7 @@ def test_short_work_does_not_wake_the_watchdog_each_time() -> None:
 
 def test_work_that_hangs_after_short_work_has_its_stack_printed() -> None:
     assert "never_ends" in output_of(HANG)[1]
+
+
+def test_stacks_come_also_while_native_code_keeps_the_interpreter() -> None:
+    assert output_of(KEEPS_THE_INTERPRETER)[1].count("never_ends") == 1
