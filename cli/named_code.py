@@ -15,6 +15,7 @@ def refuse_impossible_engine(settings: ModelSettings, parallel: ParallelConfig) 
     Raises:
         ConfigError: one of them can't be, or not together.
         UnfitError: the system gives no process.
+        StartupError: the class was not imported within the start's deadline.
     """
     backend, extension = choose_backend(parallel).value, settings.worker_extension_cls
     is_foreign = "." in backend

@@ -89,14 +89,14 @@ def make_worker(
         ConfigError: there is no such class.
         WorkerLoadError: there is, but a library that it needs is missing or can't be loaded.
     """
-    factory = load_class(worker_cls)
+    factory = _load_class(worker_cls)
     rendezvous = None
     if getattr(factory, "joins_world", True):
         rendezvous = _rendezvous(config, rendezvous_path, store)
     return cast(RankWorker, factory(config, rank, rendezvous=rendezvous, report=report))
 
 
-def load_class(worker_cls: str) -> type[Any]:
+def _load_class(worker_cls: str) -> type[Any]:
     """The class `module:Class`.
 
     Raises:

@@ -20,7 +20,7 @@ def extended_class(base: type[T], name: str) -> type[T]:
         ConfigError: `name` cannot be loaded, it defines something that the worker has, or it is
             no class that can be added to another.
     """
-    extension = load_extension(name)
+    extension = _load_extension(name)
     clashes = sorted(
         attribute
         for attribute in dir(extension)
@@ -45,7 +45,7 @@ def extended_class(base: type[T], name: str) -> type[T]:
     return extended
 
 
-def load_extension(name: str) -> type:
+def _load_extension(name: str) -> type:
     """The class `name` as it is, without the worker.
 
     Raises:

@@ -119,13 +119,16 @@ def test_process_that_was_stopped_beyond_its_deadline_blames_nobody() -> None:
         cwd=ROOT,
     ) as clerk:
         assert clerk.stdout is not None
-        assert clerk.stdout.readline() == "sent\n"
-        os.kill(clerk.pid, signal.SIGSTOP)
-        wait_until(lambda: describe_stop(clerk.pid) != "")
-        time.sleep(7.0)  # what is measured, not a wait for anything
-        os.kill(clerk.pid, signal.SIGCONT)
-        wait_until(lambda: not describe_stop(clerk.pid))
-        out, err = clerk.communicate("now\n", timeout=30)
+        try:
+            assert clerk.stdout.readline() == "sent\n"
+            os.kill(clerk.pid, signal.SIGSTOP)
+            wait_until(lambda: describe_stop(clerk.pid) != "")
+            time.sleep(7.0)  # what is measured, not a wait for anything
+            os.kill(clerk.pid, signal.SIGCONT)
+            wait_until(lambda: not describe_stop(clerk.pid))
+            out, err = clerk.communicate("now\n", timeout=30)
+        finally:
+            clerk.kill()  # the end of the block waits for it, stopped or not
     assert out == "in time\n"
     assert "runs for over" not in err
 

@@ -38,13 +38,6 @@ def group() -> Iterator[Group]:
     group.shutdown(1.0, asked=False)
 
 
-@pytest.fixture
-def server() -> Iterator[ForkServer]:
-    server = ForkServer.start(preload=("tests.support.fork_children",))
-    yield server
-    server.close()
-
-
 def kill_server(server: ForkServer) -> None:
     os.kill(server.pid, signal.SIGKILL)
     seconds_until_all_ended([server.pid], 5)

@@ -42,13 +42,6 @@ def group() -> Iterator[ChildGroup]:
     group.shutdown(1.0, asked=False)
 
 
-@pytest.fixture
-def server() -> Iterator[ForkServer]:
-    server = ForkServer.start(preload=("tests.support.fork_children",))
-    yield server
-    server.close()
-
-
 def stop(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
     wait_until(lambda: describe_stop(pid) != "")
